@@ -2,7 +2,7 @@
 
 from html import unescape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tidemill as tm
 from tests.unit.page_stage import PageStage
@@ -57,3 +57,63 @@ def test_the_page_shows_the_query_the_circuit_and_the_source_that_a_plan_stored(
         store = shop.context.store
         assert store.run(lambda tx: descriptions.read_view(tx, keys, "shop", "totals")) is None
         assert store.run(lambda tx: descriptions.read_view(tx, keys, "shop", "other")) is not None
+
+
+def test_the_page_shows_rows_changes_columns_and_records_in_quarantine(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    """What a user may see of the data itself: all of it comes from object storage, without Spark."""
+    with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop:
+        orders = shop.dataset(
+            "orders",
+            "id BIGINT, region STRING, amount DOUBLE",
+            checks=[tm.expect("amount < 1000", on_fail="drop")],
+        )
+        people = shop.dataset("people", "name STRING, born DATE", key="name")
+        shop.view("totals", "SELECT region, count(*) AS n, sum(amount) AS total FROM orders GROUP BY region")
+        orders.append([(1, "north", 1.5), (2, None, 7.5), (3, "south", 2000.0)])
+        people.upsert([("Ada", "1815-12-10")])
+        people.delete([("Ada",)])
+        assert shop.run().ok
+        orders.append([(4, "north", 2.5)])
+        assert shop.run().ok
+        stage = PageStage(shop.context.store)
+        stage.objects = shop.context.objects
+        client = stage.client(cluster=shop.context.place.cluster, token="")
+
+        def read(path: str) -> dict[str, Any]:
+            answer = client.get(f"/api/v1/{path}")
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        sample = read("sample?table=orders")
+        assert sample["columns"] == ["id", "region", "amount"]
+        assert sample["rows"] == [["4", "north", "2.5"]]
+        writes = read("sample?table=people")
+        assert (writes["columns"], writes["weights"]) == (["name", "born"], [-1])
+        view = read("sample?table=totals")
+        assert sorted(view["rows"], key=str) == [["north", "2", "4"], [None, "1", "7.5"]]
+        changed = read("changes?view=totals")
+        assert sorted(zip(changed["weights"], [row[:2] for row in changed["rows"]], strict=True)) == [
+            (-1, ["north", "1"]),
+            (1, ["north", "2"]),
+        ]
+        first = read(f"changes?view=totals&step={read('steps?view=totals')['items'][-1]['step']}")
+        assert set(first["weights"]) == {1}
+        assert read("changes?view=totals&step=999")["why"]
+        columns = {line["name"]: line["sources"] for line in read("columns?name=totals")["items"]}
+        assert columns["total"] == [
+            {"table": "orders", "column": "amount", "how": "aggregation", "view": False}
+        ]
+        (record,) = read("records?table=orders")["items"]
+        assert '"id":3' in record["record"]
+        assert record["check"]
+        assert sum(item["steps"] for item in read("health")["items"]) == 2
+        for address in (
+            "/rows?table=orders",
+            "/view-rows?view=totals",
+            "/changes?view=totals",
+            "/quarantine?table=orders",
+        ):
+            assert client.get(address).status_code == 200
+            assert "north" in client.get(address).text or "amount" in client.get(address).text

@@ -195,7 +195,7 @@ class PageStage(LifeStage):
     def site(
         self, *, token: str = TOKEN, host: str = "127.0.0.1", load: Any = None, cluster: str = "c"
     ) -> Site:
-        reader = StoreReader(self.store, cluster, clock=self.clock)
+        reader = StoreReader(self.store, cluster, clock=self.clock, open_objects=lambda: self.objects)
         access = AccessPolicy(host=host, token=token, clock=self.clock, chance=self.chance)
         return Site(reader, Actions(reader, load), access)
 

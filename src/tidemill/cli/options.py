@@ -48,14 +48,18 @@ def ttl_option(process: str) -> Callable[[F], F]:
 
 
 class ClusterLocation:
-    """The location of an existing cluster. `open` never creates a cluster, and needs no cluster key."""
+    """The location of an existing cluster. `open` never creates a cluster, and needs no cluster key.
 
-    def __init__(self, home: str | None, store: str | None, cluster: str) -> None:
+    `objects` is the URL of its object storage; empty if it is not known.
+    """
+
+    def __init__(self, home: str | None, store: str | None, cluster: str, objects: str = "") -> None:
         if (home is None) == (store is None):
             raise click.UsageError("pass either --home FOLDER or --store URL")
         if home is not None and not (expanded(home) / STORE).exists():
             raise click.UsageError(f"{home} is not the home of a cluster; check the path")
         self._url = store if store is not None else ClusterAddress.of_home(home or "").store
+        self.objects = objects if home is None else ClusterAddress.of_home(home).objects
         self.cluster = cluster
 
     def open(self) -> Store:
@@ -64,21 +68,22 @@ class ClusterLocation:
 
 
 def cluster_location(
-    home: str | None, store: str | None, cluster: str, file: str | None = None
+    home: str | None, store: str | None, cluster: str, file: str | None = None, objects: str = ""
 ) -> ClusterLocation:
     """Return the cluster that --home or --store selects; without these options, the pipeline's cluster.
 
     - file: the pipeline (`-f`); None to use the pipeline in tidemill.toml.
+    - objects: the object storage of --store, for commands that read it.
     """
     if home is not None or store is not None:
-        return ClusterLocation(home, store, cluster)
+        return ClusterLocation(home, store, cluster, objects)
     from tidemill.pipeline.child_process import read_info
     from tidemill.pipeline.pipeline_file import configured, locate
 
     if file is None and configured() is None:
         raise click.UsageError(NO_CLUSTER)
     info = read_info(*locate(file))
-    return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster)
+    return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster, info.objects)
 
 
 def cluster_address(

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import click
 from rich.text import Text
 
-from tidemill.cli.options import F, cluster_location, location_options, pipeline_option
+from tidemill.cli.options import F, cluster_location, location_options, objects_option, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
+from tidemill.clock import SYSTEM
+from tidemill.objects import open_objects
 from tidemill.pipeline.pipeline_file import configured, find
 from tidemill.ui.server import HOST, PORT, PageOptions, make_server, require_packages
 
@@ -59,7 +61,9 @@ def page_options(prefix: str = "") -> Callable[[F], F]:
 @click.command("ui")
 @pipeline_option
 @location_options
+@objects_option
 @page_options()
+@click.option("--no-rows", is_flag=True, help="Do not show rows of tables.")
 @json_option
 def ui_command(
     output: CommandOutput,
@@ -67,11 +71,13 @@ def ui_command(
     home: str | None,
     store: str | None,
     cluster: str,
+    objects: str | None,
     host: str,
     port: int,
     token_file: str,
     tls_cert: str,
     tls_key: str,
+    no_rows: bool,
 ) -> None:
     """Serve a web page that shows tables, lots, runs, views, nodes and futures.
 
@@ -81,11 +87,13 @@ def ui_command(
     """
     require_packages()
     options = PageOptions(host=host, port=port, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key)
-    where = cluster_location(home, store, cluster, file)
+    where = cluster_location(home, store, cluster, file, objects or "")
     has_pipeline = home is None and store is None and (file is not None or configured() is not None)
     with where.open() as opened:
         load = (lambda: find(file)) if has_pipeline else None
-        server = make_server(opened, where.cluster, options, load=load)
+        rows = where.objects and not no_rows
+        open_ = (lambda: open_objects(where.objects, clock=SYSTEM, probe=False)) if rows else None
+        server = make_server(opened, where.cluster, options, load=load, open_objects=open_)
         output.result({"url": server.url, "actions": bool(token_file)})
         if not output.json:
             mode = "with actions, for users who have the token" if token_file else "read-only"

@@ -16,6 +16,7 @@ from tidemill.pipeline.plan.decisions import decide
 from tidemill.runner.program import Program, ViewProgram
 from tidemill.store import Space, Tx
 from tidemill.views.certify.view_tests import FunctionTest
+from tidemill.views.circuit.column_lineage import Direct, Indirect, SourceColumn, column_lineage
 
 if TYPE_CHECKING:
     from tidemill.pipeline.context import PipelineContext
@@ -45,6 +46,14 @@ class OperatorDescription(msgspec.Struct, frozen=True, array_like=True):
     inputs: tuple[str, ...]
 
 
+class ColumnInput(msgspec.Struct, frozen=True, array_like=True):
+    """A column that a view reads, and how it is used."""
+
+    table: str
+    column: str
+    how: str
+
+
 class ViewDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A view, for people.
 
@@ -54,6 +63,8 @@ class ViewDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     - certificate: the digest of the comparison with plain Spark; empty if the view needs none.
     - incremental: whether a chain computes the view once it is certified; None for a function.
     - recomputed: why no chain can compute the view; empty if one can.
+    - columns: the columns that each column is computed from; None if they are not known.
+    - indirect: the columns that decide which rows there are.
     """
 
     code: str
@@ -66,6 +77,8 @@ class ViewDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     recomputed: str = ""
     notes: tuple[str, ...] = ()
     operators: tuple[OperatorDescription, ...] = ()
+    columns: dict[str, tuple[ColumnInput, ...]] | None = None
+    indirect: tuple[ColumnInput, ...] = ()
 
 
 class SourceDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,7 +120,9 @@ def update(context: "PipelineContext", program: Program, circuits: Mapping[str, 
         old = None if name not in stored else _view.decode(stored[name])
         test = program.tests.get(name)
         digest = test.digest if test is not None else ""
-        if old is None or (old.code, old.where, old.certificate) != (view.code, view.where, digest):
+        known = (old.code, old.where, old.certificate) if old is not None else None
+        has_columns = view.circuit is None or (old is not None and old.columns is not None)
+        if known != (view.code, view.where, digest) or not has_columns:
             group = groups[name]
             if group.spec.name not in decisions:
                 with context.spark() as spark:
@@ -161,6 +176,13 @@ def _described(
         always_full=view.refresh == "full",
         certificate=certificate,
     )
+    if view.circuit is not None:
+        lineage = column_lineage(view.circuit)
+        description = msgspec.structs.replace(
+            description,
+            columns={name: _inputs(sources) for name, sources in lineage.columns.items()},
+            indirect=_inputs(lineage.indirect),
+        )
     if view.name not in circuits:
         return description
     explanation = explained(circuits, view.name, recomputed)
@@ -179,10 +201,21 @@ def _described(
     )
 
 
+def _inputs(
+    sources: Mapping[SourceColumn, Direct] | Mapping[SourceColumn, Indirect],
+) -> tuple[ColumnInput, ...]:
+    return tuple(
+        ColumnInput(source.table, source.column, how.name.lower().replace("_", " "))
+        for source, how in sorted(sources.items())
+    )
+
+
 def _encoded(description: ViewDescription) -> bytes:
     raw = msgspec.msgpack.encode(description)
     if len(raw) <= MOST_BYTES:
         return raw
     note = "the circuit is too large to be stored; see `tidemill explain`"
-    cut = msgspec.structs.replace(description, sql=description.sql[:MOST_SQL], operators=(), notes=(note,))
+    cut = msgspec.structs.replace(
+        description, sql=description.sql[:MOST_SQL], operators=(), notes=(note,), columns={}, indirect=()
+    )
     return msgspec.msgpack.encode(cut)

@@ -14,6 +14,7 @@ from tidemill.errors import (
     DatasetUnknown,
     FutureUnknown,
     LotUnknown,
+    ObjectUnavailable,
     StoreBusy,
     StoreUnavailable,
     TidemillError,
@@ -59,6 +60,8 @@ def routes(site: "Site") -> list[Route]:
 
 def _reading(site: "Site", operation: Operation) -> Callable[[Request], Response]:
     def read(request: Request) -> Response:
+        if operation.rows and not site.may_read_rows(request):
+            return refused(site)
         try:
             parameters = operation.convert(request.query_params)
         except msgspec.ValidationError as error:
@@ -80,7 +83,7 @@ def status_of(error: TidemillError) -> HTTPStatus:
     """Return the HTTP status for an error."""
     if isinstance(error, _UNKNOWN):
         return HTTPStatus.NOT_FOUND
-    if isinstance(error, StoreUnavailable | StoreBusy):
+    if isinstance(error, StoreUnavailable | StoreBusy | ObjectUnavailable):
         return HTTPStatus.SERVICE_UNAVAILABLE
     return HTTPStatus.BAD_REQUEST
 

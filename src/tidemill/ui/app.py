@@ -55,6 +55,12 @@ class Site:
             return True
         return self.access.has_token(request.headers) or bool(self.session(request))
 
+    def may_read_rows(self, request: HTTPConnection) -> bool:
+        """Return whether a request may see rows of tables: with a token, only users who have it."""
+        if not self.access.token:
+            return self.may_read(request)
+        return self.access.has_token(request.headers) or bool(self.session(request))
+
     def may_act(self, request: Request, form_token: str = "") -> bool:
         """Return whether a request may change something: it has the token, or comes from our own page."""
         if self.access.has_token(request.headers):

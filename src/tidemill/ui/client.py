@@ -62,6 +62,28 @@ class PageClient:
         """Return a page of a table's lots, newest first."""
         return self._get("lots", answers.LotPage, table=table, version=version, before=before, limit=limit)
 
+    def sample(self, table: str, version: str = "", pipeline: str = "", limit: int = 20) -> answers.RowPage:
+        """Return some rows of a table or a view."""
+        return self._get(
+            "sample", answers.RowPage, table=table, version=version, pipeline=pipeline, limit=limit
+        )
+
+    def changes(self, view: str, pipeline: str = "", step: int = 0, limit: int = 50) -> answers.RowPage:
+        """Return rows that a step of a view inserted and deleted."""
+        return self._get("changes", answers.RowPage, view=view, pipeline=pipeline, step=step, limit=limit)
+
+    def records(self, table: str, version: str = "", limit: int = 50) -> answers.RecordPage:
+        """Return records in the quarantine of a table."""
+        return self._get("records", answers.RecordPage, table=table, version=version, limit=limit)
+
+    def columns(self, name: str, pipeline: str = "") -> answers.ColumnPage:
+        """Return the columns of a view, and the columns that each is computed from."""
+        return self._get("columns", answers.ColumnPage, name=name, pipeline=pipeline)
+
+    def health(self) -> answers.HealthPage:
+        """Return steps, changed rows, latency and state over time."""
+        return self._get("health", answers.HealthPage)
+
     def runs(self, after: str = "", limit: int = 50) -> answers.RunPage:
         """Return a page of the lots that are running or failed."""
         return self._get("runs", answers.RunPage, after=after, limit=limit)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tidemill.ui.model.answers import Graph, GraphNode, OperatorAnswer
+from tidemill.ui import formats
+from tidemill.ui.model.answers import Graph, GraphNode, HealthPage, OperatorAnswer
 
 WIDTH, HEIGHT = 172, 46
 ACROSS, DOWN = 226, 62
@@ -113,6 +114,18 @@ def chart(title: str, values: Sequence[float], text: Callable[[float], str]) -> 
             )
         )
     return Chart(title, tuple(bars), text(most), text(values[-1]) if values else "", has_values=most > 0)
+
+
+def health_charts(page: HealthPage) -> list[Chart]:
+    """Return the charts of a cluster's health, except those without values."""
+    items = page.items
+    charts = (
+        chart("Steps", [item.steps for item in items], formats.number),
+        chart("Rows changed", [item.rows for item in items], formats.number),
+        chart("Latency", [item.latency_s for item in items], formats.duration),
+        chart("State", [item.state_size for item in items], formats.size),
+    )
+    return [each for each in charts if each.has_values]
 
 
 @dataclass(frozen=True)

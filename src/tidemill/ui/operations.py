@@ -11,11 +11,25 @@ import msgspec
 
 from tidemill.obs.event_log import EventFilter
 from tidemill.obs.lines import Severity
-from tidemill.ui.model import answers, cluster, futures, graph, grid, log, overview, run, table, views
+from tidemill.ui.model import (
+    answers,
+    cluster,
+    futures,
+    graph,
+    grid,
+    health,
+    log,
+    overview,
+    rows,
+    run,
+    table,
+    views,
+)
 from tidemill.ui.model.catalog import ViewEntry
 from tidemill.ui.model.reader import StoreReader
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=500, description="How many items to return at most.")]
+FewRows = Annotated[int, msgspec.Meta(ge=1, le=100, description="How many rows to return at most.")]
 Cursor = Annotated[str, msgspec.Meta(max_length=4096, description="The `next` of the page before.")]
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{0,15}$", description="The `next` of the page before.")]
 Hex = Annotated[
@@ -82,6 +96,40 @@ class StepsParameters(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = 50
 
 
+class SampleParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Which table or view; of a table the newest version by default."""
+
+    table: Name
+    version: Name = ""
+    pipeline: Name = ""
+    limit: FewRows = 20
+
+
+class ViewRowsParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Which view."""
+
+    view: Name
+    pipeline: Name = ""
+    limit: FewRows = 20
+
+
+class ChangesParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Which step of a view; 0 for the last step that changed it."""
+
+    view: Name
+    pipeline: Name = ""
+    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)] = 0
+    limit: FewRows = 50
+
+
+class RecordsParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The quarantine of which table."""
+
+    table: Name
+    version: Name = ""
+    limit: FewRows = 50
+
+
 class TriggersParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Which page of subscriptions; `name` is a part of their names."""
 
@@ -144,6 +192,7 @@ class Operation:
         parameters: the class of its query parameters.
         answer: the class of its answer.
         read: reads the answer.
+        rows: whether the answer has rows of tables. If the page has a token, they need it.
     """
 
     path: str
@@ -151,6 +200,7 @@ class Operation:
     parameters: type[Any]
     answer: type[Any]
     read: Callable[[StoreReader, Any], Any]
+    rows: bool = False
 
     def convert(self, query: Mapping[str, str]) -> Any:
         """Return the parameters of a request; raise `msgspec.ValidationError` if they are not valid."""
@@ -210,6 +260,22 @@ OPERATIONS = (
         lambda reader, which: table.lot_page(reader, which.table, which.version, which.before, which.limit),
     ),
     Operation(
+        "sample",
+        "Some rows of a table or a view",
+        SampleParameters,
+        answers.RowPage,
+        lambda reader, which: rows.sample(reader, which.table, which.version, which.pipeline, which.limit),
+        rows=True,
+    ),
+    Operation(
+        "records",
+        "Records in the quarantine of a table",
+        RecordsParameters,
+        answers.RecordPage,
+        lambda reader, which: rows.records(reader, which.table, which.version, which.limit),
+        rows=True,
+    ),
+    Operation(
         "runs",
         "Lots that are running or failed",
         RunsParameters,
@@ -243,6 +309,28 @@ OPERATIONS = (
         StepsParameters,
         answers.StepPage,
         lambda reader, which: views.steps(reader, which.view, which.pipeline, which.before, which.limit),
+    ),
+    Operation(
+        "changes",
+        "Rows that a step of a view inserted and deleted",
+        ChangesParameters,
+        answers.RowPage,
+        lambda reader, which: rows.changes(reader, which.view, which.pipeline, which.step, which.limit),
+        rows=True,
+    ),
+    Operation(
+        "columns",
+        "The columns of a view, and the columns that each is computed from",
+        ViewParameters,
+        answers.ColumnPage,
+        lambda reader, which: views.columns(reader, which.name, which.pipeline),
+    ),
+    Operation(
+        "health",
+        "Steps, changed rows, latency and state over time",
+        NoParameters,
+        answers.HealthPage,
+        lambda reader, _: health.read(reader),
     ),
     Operation(
         "cluster",

@@ -14,25 +14,31 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tidemill import __version__
-from tidemill.errors import TidemillError
+from tidemill.errors import ObjectError, SparkError, TidemillError, UsageError
 from tidemill.futures.protocol.states import FutureState
 from tidemill.obs.event_log import EventFilter
 from tidemill.ui import drawing, formats
 from tidemill.ui.access import COOKIE, SESSION_S
 from tidemill.ui.api import limited_body, status_of
-from tidemill.ui.model import cluster, futures, graph, log, overview, run, table, views
-from tidemill.ui.model.answers import Action
+from tidemill.ui.model import cluster, columns, futures, graph, health, log, overview, rows, run, table, views
+from tidemill.ui.model.answers import Action, RecordPage, RowPage
 from tidemill.ui.operations import (
+    ChangesParameters,
     EventsParameters,
     FutureParameters,
     FuturesParameters,
     ListParameters,
     LotsParameters,
     NoParameters,
+    RecordsParameters,
     RunParameters,
     RunsParameters,
+    SampleParameters,
     StepsParameters,
+    TableParameters,
     TriggersParameters,
+    ViewParameters,
+    ViewRowsParameters,
     lot_grid,
 )
 
@@ -48,7 +54,18 @@ SCREENS = {
     "/futures": "Futures",
     "/events": "Events",
 }
-PARENTS = {"/table": "/", "/run": "/runs", "/view": "/views", "/future": "/futures"}
+PARENTS = {
+    "/table": "/",
+    "/columns": "/",
+    "/rows": "/",
+    "/quarantine": "/",
+    "/run": "/runs",
+    "/view": "/views",
+    "/view-columns": "/views",
+    "/view-rows": "/views",
+    "/changes": "/views",
+    "/future": "/futures",
+}
 """The screen of the navigation that each other screen belongs to."""
 
 CHARTED_STEPS = 60
@@ -102,6 +119,7 @@ def render(
             now=now,
             ago=lambda at: formats.ago(at, now),
             screen=PARENTS.get(request.url.path, request.url.path),
+            request_path=request.url.path,
             here=formats.link(request.url.path, dict(request.query_params)),
             query=dict(request.query_params),
             cluster_name=site.reader.cluster,
@@ -142,6 +160,36 @@ def _table(site: "Site", which: LotsParameters) -> Context:
     return {"title": which.table, "detail": detail, "lots": lots, "which": which}
 
 
+def _columns(site: "Site", which: TableParameters) -> Context:
+    detail = table.detail(site.reader, which.name, which.version)
+    revisions = columns.history(detail.schemas)
+    return {"title": f"Columns of {which.name}", "detail": detail, "revisions": revisions}
+
+
+def _rows(site: "Site", which: SampleParameters) -> Context:
+    detail = table.detail(site.reader, which.table, which.version)
+    sample = _shown(lambda: rows.sample(site.reader, which.table, which.version, limit=which.limit))
+    return {"title": f"Rows of {which.table}", "detail": detail, "sample": sample}
+
+
+def _quarantine(site: "Site", which: RecordsParameters) -> Context:
+    detail = table.detail(site.reader, which.table, which.version)
+    page, why = RecordPage(items=(), records=detail.quarantined), ""
+    try:
+        page = rows.records(site.reader, which.table, which.version, which.limit)
+    except (ObjectError, UsageError) as error:
+        why = f"{error.message}. {error.hint}"
+    return {"title": f"Quarantine of {which.table}", "detail": detail, "page": page, "why": why}
+
+
+def _shown(read: Callable[[], RowPage]) -> RowPage:
+    """Return rows, or why they cannot be shown."""
+    try:
+        return read()
+    except (ObjectError, SparkError, UsageError) as error:
+        return RowPage(why=f"{error.message}. {error.hint}")
+
+
 def _runs(site: "Site", which: RunsParameters) -> Context:
     return {"title": "Runs", "runs": overview.runs(site.reader, which.after, which.limit)}
 
@@ -176,9 +224,42 @@ def _view(site: "Site", which: StepsParameters) -> Context:
     }
 
 
+def _view_columns(site: "Site", which: ViewParameters) -> Context:
+    detail = views.detail(site.reader, which.name, which.pipeline)
+    page = views.columns(site.reader, detail.name, detail.pipeline)
+    return {"title": f"Columns of {which.name}", "view": detail, "columns": page}
+
+
+def _view_rows(site: "Site", which: ViewRowsParameters) -> Context:
+    detail = views.detail(site.reader, which.view, which.pipeline)
+    sample = _shown(lambda: rows.sample(site.reader, which.view, pipeline=detail.pipeline, limit=which.limit))
+    return {"title": f"Rows of {which.view}", "view": detail, "sample": sample}
+
+
+def _changes(site: "Site", which: ChangesParameters) -> Context:
+    detail = views.detail(site.reader, which.view, which.pipeline)
+    steps = views.steps(site.reader, which.view, detail.pipeline, limit=CHARTED_STEPS)
+    changed = [step for step in steps.items if step.rows]
+    chosen = which.step or (changed[0].step if changed else 0)
+    sample = _shown(lambda: rows.changes(site.reader, which.view, detail.pipeline, chosen, which.limit))
+    return {
+        "title": f"Changes of {which.view}",
+        "view": detail,
+        "sample": sample,
+        "changed": changed,
+        "chosen": chosen,
+    }
+
+
 def _cluster(site: "Site", which: TriggersParameters) -> Context:
     triggers = cluster.triggers(site.reader, which.name, which.after, which.limit)
-    return {"title": "Cluster", "cluster": cluster.detail(site.reader), "triggers": triggers, "which": which}
+    return {
+        "title": "Cluster",
+        "cluster": cluster.detail(site.reader),
+        "triggers": triggers,
+        "which": which,
+        "charts": drawing.health_charts(health.read(site.reader)),
+    }
 
 
 def _futures(site: "Site", which: FuturesParameters) -> Context:
@@ -202,10 +283,16 @@ _SCREENS: dict[str, tuple[str, type[Any], Screen]] = {
     "/": ("overview.html", ListParameters, _overview),
     "/lineage": ("lineage.html", NoParameters, _lineage),
     "/table": ("table.html", LotsParameters, _table),
+    "/columns": ("columns.html", TableParameters, _columns),
+    "/rows": ("rows.html", SampleParameters, _rows),
+    "/quarantine": ("quarantine.html", RecordsParameters, _quarantine),
     "/runs": ("runs.html", RunsParameters, _runs),
     "/run": ("run.html", RunParameters, _run),
     "/views": ("views.html", ListParameters, _views),
     "/view": ("view.html", StepsParameters, _view),
+    "/view-columns": ("view_columns.html", ViewParameters, _view_columns),
+    "/view-rows": ("view_rows.html", ViewRowsParameters, _view_rows),
+    "/changes": ("changes.html", ChangesParameters, _changes),
     "/cluster": ("cluster.html", TriggersParameters, _cluster),
     "/futures": ("futures.html", FuturesParameters, _futures),
     "/future": ("future.html", FutureParameters, _future),
@@ -213,10 +300,16 @@ _SCREENS: dict[str, tuple[str, type[Any], Screen]] = {
 }
 """The template, the parameters and the context of each screen."""
 
+_ROW_SCREENS = ("/rows", "/quarantine", "/view-rows", "/changes")
+"""The screens with rows of tables. If the page has a token, they need it."""
+
 
 def routes(site: "Site") -> list[Route]:
     """Return the routes of the screens, the sign-in and the actions."""
-    screens = [Route(path, _screen(site, *entry), methods=["GET"]) for path, entry in _SCREENS.items()]
+    screens = [
+        Route(path, _screen(site, *entry, rows=path in _ROW_SCREENS), methods=["GET"])
+        for path, entry in _SCREENS.items()
+    ]
 
     def sign_in_form(request: Request) -> Response:
         return render(site, request, "login.html", title="Sign in")
@@ -254,9 +347,11 @@ def routes(site: "Site") -> list[Route]:
 
 
 def _screen(
-    site: "Site", template: str, parameters: type[Any], read: Screen
+    site: "Site", template: str, parameters: type[Any], read: Screen, *, rows: bool
 ) -> Callable[[Request], Response]:
     def respond(request: Request) -> Response:
+        if rows and not site.may_read_rows(request):
+            return _needs_token(site, request)
         names = {field.name for field in msgspec.structs.fields(parameters)}
         query = {name: value for name, value in request.query_params.items() if name in names}
         try:
@@ -269,6 +364,11 @@ def _screen(
         return render(site, request, template, **context)
 
     return respond
+
+
+def _needs_token(site: "Site", request: Request) -> Response:
+    message = "Rows of tables are shown to users who have the token."
+    return error_page(site, request, HTTPStatus.UNAUTHORIZED, message, "Sign in with the token.")
 
 
 def _act(site: "Site", form: dict[str, str]) -> Response:

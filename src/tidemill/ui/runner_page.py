@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from tidemill.clock import SYSTEM
+from tidemill.objects import open_objects
 from tidemill.pipeline import child_process, pipeline_file
 from tidemill.pipeline.child_process import RunRequest
 from tidemill.runner.child import ChildContext
@@ -33,6 +35,7 @@ def main(context: ChildContext) -> int:
         context.place.cluster,
         request.page,
         load=lambda: pipeline_file.load(target, folder),
+        open_objects=lambda: open_objects(context.place.objects, clock=SYSTEM, probe=False),
     )
     sys.stderr.write(f"the page is at {server.url}\n")
     context.arguments = msgspec.to_builtins(request.run)

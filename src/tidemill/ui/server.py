@@ -13,6 +13,7 @@ from tidemill.store import Store
 from tidemill.ui.access import AccessPolicy, read_token
 
 if TYPE_CHECKING:
+    from tidemill.objects import Objects
     from tidemill.pipeline.pipeline import Pipeline
 
 HOST, PORT = "127.0.0.1", 8642
@@ -55,6 +56,7 @@ def make_server(
     options: PageOptions,
     *,
     load: "Callable[[], Pipeline] | None" = None,
+    open_objects: "Callable[[], Objects] | None" = None,
     clock: Clock = SYSTEM,
 ) -> web.WebServer:
     """Return the server of a cluster's page.
@@ -64,6 +66,7 @@ def make_server(
         cluster: the name of the cluster.
         options: the address and the security.
         load: imports the pipeline, for actions.
+        open_objects: opens the object storage, to show rows of tables; None to show none.
         clock: the source of time.
     """
     require_packages()
@@ -71,7 +74,7 @@ def make_server(
     from tidemill.ui.app import Site, create_app
     from tidemill.ui.model.reader import StoreReader
 
-    reader = StoreReader(store, cluster, clock=clock)
+    reader = StoreReader(store, cluster, clock=clock, open_objects=open_objects)
     site = Site(reader, Actions(reader, load), options.policy(clock))
     try:
         listener = web.listen(options.host, options.port)

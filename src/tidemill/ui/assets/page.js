@@ -22,7 +22,7 @@ function focusAgain(section, lot, row) {
 }
 
 async function refresh() {
-  if (document.hidden) return;
+  if (document.hidden || !document.querySelector("[data-live]")) return;
   try {
     const response = await fetch(location.href, { headers: { "x-refresh": "1" } });
     if (!response.ok) throw new Error(String(response.status));

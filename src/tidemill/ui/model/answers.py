@@ -157,6 +157,90 @@ class SchemaRevision(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
 
 
+class RowPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rows of a table, as text; None is NULL.
+
+    - weights: how many times each row was inserted (above 0) or deleted (below 0); empty if rows have none.
+    - lot: the lot or the step that the rows are from.
+    - more: whether there are more rows.
+    - why: why there are no rows.
+    """
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str | None, ...], ...] = ()
+    weights: tuple[int, ...] = ()
+    lot: str = ""
+    more: bool = False
+    why: str = ""
+
+
+class RecordLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A record in quarantine: its lot, what is wrong, where it was read, and the record as text."""
+
+    lot: str
+    error: str
+    check: str
+    file: str
+    line: str
+    record: str
+
+
+class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Records in the quarantine of a table; `records` is the number of all of them."""
+
+    items: tuple[RecordLine, ...]
+    records: int
+
+
+class ColumnSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that another one is computed from, and how; `view` if its table is a view."""
+
+    table: str
+    column: str
+    how: str
+    view: bool = False
+
+
+class ColumnLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A column of a view, and the columns that it is computed from."""
+
+    name: str
+    sources: tuple[ColumnSource, ...]
+
+
+class ColumnPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns of a view.
+
+    - known: whether they could be derived from the query.
+    - indirect: the columns that decide which rows there are: those that filter, join, group or sort.
+    """
+
+    items: tuple[ColumnLine, ...] = ()
+    indirect: tuple[ColumnSource, ...] = ()
+    known: bool = False
+
+
+class HealthBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of all views in one span of time, which begins at `at`.
+
+    - latency_s: the mean time from the record of a step to its commit; 0 without steps.
+    - state_size: the bytes of the state of all groups at the end of the span.
+    """
+
+    at: float
+    steps: int = 0
+    rows: int = 0
+    latency_s: float = 0.0
+    state_size: int = 0
+
+
+class HealthPage(msgspec.Struct, frozen=True, kw_only=True):
+    """How the views of a cluster were over time, oldest first; each item covers `every_s` seconds."""
+
+    items: tuple[HealthBucket, ...]
+    every_s: float
+
+
 class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
     """The subscription of an arc or a view group; see `tidemill triggers`."""
 

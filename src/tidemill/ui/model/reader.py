@@ -8,6 +8,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import SYSTEM, Clock
 from tidemill.futures.client import queries
 from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.objects import Objects
 from tidemill.obs.keys import ObservationKeys
 from tidemill.pipeline.descriptions import DescriptionKeys
 from tidemill.runner.keys import RunnerKeys
@@ -34,9 +35,17 @@ class StoreReader:
         store: the opened store. The page only reads it.
         cluster: the name of the cluster.
         clock: the source of time.
+        open_objects: opens the object storage, to show rows; None if the page cannot reach it.
     """
 
-    def __init__(self, store: Store, cluster: str, *, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cluster: str,
+        *,
+        clock: Clock = SYSTEM,
+        open_objects: Callable[[], Objects] | None = None,
+    ) -> None:
         self.store = store
         self.cluster = cluster
         self.clock = clock
@@ -48,12 +57,22 @@ class StoreReader:
         self.descriptions = DescriptionKeys(cluster)
         self.observations = ObservationKeys(cluster)
         self.totals = TableTotals(store, self.keys.lots, clock)
+        self._open_objects = open_objects
+        self._objects: Objects | None = None
         self._lock = threading.Lock()
         self._cached: dict[str, tuple[float, object]] = {}
 
     def run(self, fn: Callable[[Tx], T]) -> T:
         """Run a read-only transaction."""
         return self.store.run(fn)
+
+    @property
+    def objects(self) -> Objects | None:
+        """The object storage, opened when it is first used; None if the page cannot reach it."""
+        with self._lock:
+            if self._objects is None and self._open_objects is not None:
+                self._objects = self._open_objects()
+            return self._objects
 
     def catalog(self) -> Declarations:
         """Return the declarations of the cluster, at most `FRESH_S` old."""

@@ -6,11 +6,15 @@ from typing import Any
 from tidemill.errors import ViewRefused
 from tidemill.obs import declared_checks
 from tidemill.pipeline import descriptions
+from tidemill.pipeline.descriptions import ColumnInput
 from tidemill.pipeline.explanation import Explanation
 from tidemill.store import Tx
 from tidemill.ui.model import grid, log
 from tidemill.ui.model.answers import (
     CheckLine,
+    ColumnLine,
+    ColumnPage,
+    ColumnSource,
     KernelLine,
     OperatorAnswer,
     StepLine,
@@ -71,6 +75,24 @@ def detail(reader: StoreReader, name: str, pipeline: str = "") -> ViewDetail:
         kernels=_kernels(timed),
         **reader.run(partial(_described, reader=reader, entry=entry)),
     )
+
+
+def columns(reader: StoreReader, name: str, pipeline: str = "") -> ColumnPage:
+    """Return the columns of a view, with the columns that each is computed from."""
+    catalog = reader.catalog()
+    entry = find(catalog, name, pipeline)
+    row = reader.run(lambda tx: descriptions.read_view(tx, reader.descriptions, entry.pipeline, entry.name))
+    if row is None or not row.columns:
+        return ColumnPage()
+
+    def source(each: ColumnInput) -> ColumnSource:
+        view = (entry.pipeline, each.table) in catalog.views
+        return ColumnSource(table=each.table, column=each.column, how=each.how, view=view)
+
+    lines = (
+        ColumnLine(name=name, sources=tuple(map(source, sources))) for name, sources in row.columns.items()
+    )
+    return ColumnPage(items=tuple(lines), indirect=tuple(map(source, row.indirect)), known=True)
 
 
 def _times(timed: StepTimed | None) -> dict[str, float]:
