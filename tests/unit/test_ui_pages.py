@@ -89,6 +89,7 @@ def test_every_screen_is_reached_by_links_and_none_fails(stage: PageStage) -> No
         "/view-columns",
         "/view-rows",
         "/changes",
+        "/view-query",
     }
     assert screens <= set(kinds)
 
@@ -149,10 +150,12 @@ def test_the_overview_shows_problems_with_their_root_cause_and_the_grid(client: 
 
 
 def test_a_view_shows_its_query_its_circuit_and_its_steps(client: TestClient) -> None:
-    text = unescape(client.get("/view?view=totals").text)
+    raw = client.get("/view-query?name=totals").text
+    assert "<script>alert" not in raw
+    text = unescape(raw)
     assert f"SELECT '{HOSTILE}' AS name FROM orders" in text
-    assert "<script>alert" not in client.get("/view?view=totals").text
     assert 'class="tag r-native">native' in text
+    text = unescape(client.get("/view?view=totals").text)
     assert "Rows changed per step" in text
     assert "shop.py:12" in text
     table = unescape(client.get("/table?table=orders").text)
@@ -241,7 +244,7 @@ def test_the_log_of_a_run_and_the_events_are_shown_and_filtered(client: TestClie
 
 
 def test_a_view_shows_the_rows_and_the_time_of_each_kernel(client: TestClient) -> None:
-    page = client.get("/view?view=totals").text
+    page = client.get("/view-query?name=totals").text
     assert "rows in" in page
     assert "Step 3 of the group totals: plan 20 ms" in page
     assert re.search(r'<td class="n">120</td><td class="n">8</td><td class="n">50 ms</td>', page)

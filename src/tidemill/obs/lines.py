@@ -12,6 +12,7 @@ from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, Arc
 from tidemill.cluster.events import LeaderElected, NodeJoined, NodeLost
 from tidemill.events import Event
 from tidemill.futures.worker.events import ChildEnded, ClaimsGivenBack, StoreAway, TaskFailed
+from tidemill.obs.events import TracesUnsent
 from tidemill.obs.lineage import LineageUnsent
 from tidemill.publish.events import (
     AttemptAbandoned,
@@ -268,6 +269,11 @@ def _(event: ViewsResumed) -> Line:
 def _(event: LineageUnsent) -> Line:
     text = f"{counted(event.waiting, 'lineage event')} could not be sent yet: {event.error}"
     return Line("lineage", text, Severity.WARNING)
+
+
+@line_of.register
+def _(event: TracesUnsent) -> Line:
+    return Line("traces", f"no traces are sent: {event.error}", Severity.WARNING)
 
 
 @line_of.register

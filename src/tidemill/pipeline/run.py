@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.cluster.leases import TTL_S, LeaseTiming
@@ -16,8 +17,11 @@ from tidemill.cluster.membership import ClusterContext
 from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
+from tidemill.lots import events
+from tidemill.lots.keys import DatasetId
 from tidemill.obs.event_log import all_of
 from tidemill.obs.lineage import lineage_of
+from tidemill.obs.traces import traces_of
 from tidemill.pipeline import lineage, observing, reader, retention
 from tidemill.pipeline.run_events import RunPlanned, SparkStarting
 from tidemill.pipeline.run_report import Report, report_of
@@ -31,6 +35,7 @@ from tidemill.spark.sessions import pin
 from tidemill.views.spark.memory import keep_memory
 
 if TYPE_CHECKING:
+    from tidemill.pipeline.context import PipelineContext
     from tidemill.pipeline.pipeline import Pipeline
 
 THREADS = 4
@@ -104,9 +109,20 @@ def run_as_node(
         graph = lineage.graph_of(pipeline, plan.program)
         run = f"{presence.node.id} {presence.node.epoch} {started_at}"
         target = (pipeline.lineage, graph, pipeline.lineage_namespace)
-        with lineage_of(*target, run, emit_all, context.clock) as sent, context.spark() as spark:
+        with (
+            lineage_of(*target, run, emit_all, context.clock) as sent,
+            traces_of(
+                graph,
+                emit_all,
+                cluster=context.place.cluster,
+                node=presence.node.id,
+                lots_between=partial(_lots_between, context),
+                clock=context.clock,
+            ) as traced,
+            context.spark() as spark,
+        ):
             pin(spark)  # planning called functions of the user, which may have changed settings
-            scope = context.scope_of(presence.node, all_of(emit_all, sent), presence.timing)
+            scope = context.scope_of(presence.node, all_of(emit_all, sent, traced), presence.timing)
             jobs = None if selection is None else selection.jobs
             runner = Runner(
                 scope, context.place.key, presence, program, spark, threads=threads, selected=jobs
@@ -117,6 +133,13 @@ def run_as_node(
         if row.is_aside:
             totals.failures.setdefault(f"view:{pipeline.name}/{name}", []).append(row.text)
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)
+
+
+def _lots_between(context: "PipelineContext", dataset: str, after: int, to: int, limit: int) -> list[str]:
+    name, _, version = dataset.partition("@")
+    id_, keys = DatasetId(name, version), context.keys.lots
+    page = context.store.run(lambda tx: events.read(tx, keys, id_, after, min(limit, to - after)))
+    return [event.lot for event in page]
 
 
 def _selected(program: Program, selection: Selection) -> Program:

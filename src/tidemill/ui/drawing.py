@@ -1,13 +1,13 @@
 """Arrange the drawings of the page: the lineage, charts of steps, and circuits as trees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.ui import formats
 from tidemill.ui.model.answers import Graph, GraphNode, HealthPage, OperatorAnswer
 
-WIDTH, HEIGHT = 172, 46
-ACROSS, DOWN = 226, 62
+WIDTH, HEIGHT = 162, 46
+ACROSS, DOWN = 208, 60
 MARGIN = 14
 
 CHART_WIDTH, CHART_HEIGHT = 320, 72
@@ -35,40 +35,73 @@ class LineageDrawing:
 def arrange(graph: Graph) -> LineageDrawing:
     """Put the nodes of a lineage into columns, and order each column by the places of its inputs.
 
+    An edge that skips columns gets a free row in each of them, so that it does not run behind other nodes.
+
     >>> arrange(Graph(nodes=(), edges=())).width
     28
     """
+    columns = {node.id: node.column for node in graph.nodes}
     inputs: dict[str, list[str]] = {}
-    for edge in graph.edges:
-        inputs.setdefault(edge.target, []).append(edge.source)
-    columns: dict[int, list[GraphNode]] = {}
+    waiting: dict[int, list[str]] = {}
     for node in graph.nodes:
-        columns.setdefault(node.column, []).append(node)
+        waiting.setdefault(node.column, []).append(node.id)
+    paths = []
+    passes: set[str] = set()
+    for edge in graph.edges:
+        path = [edge.source]
+        for column in range(columns[edge.source] + 1, columns[edge.target]):
+            bend = f"{edge.source}\n{column}"  # edges of one source share their way
+            if bend not in passes:
+                passes.add(bend)
+                waiting.setdefault(column, []).append(bend)
+                inputs[bend] = [path[-1]]
+            path.append(bend)
+        inputs.setdefault(edge.target, []).append(path[-1])
+        paths.append((*path, edge.target))
+    rows = _rows_of(waiting, inputs)
+    places = {
+        id_: (MARGIN + column * ACROSS, MARGIN + rows[id_] * DOWN)
+        for column, ids in waiting.items()
+        for id_ in ids
+    }
+    placed = tuple(PlacedNode(node, *places[node.id]) for node in graph.nodes)
+    edges = tuple(_path([places[id_] for id_ in path]) for path in paths)
+    width = 2 * MARGIN + (max(waiting) * ACROSS + WIDTH if waiting else 0)
+    height = 2 * MARGIN + (max(rows.values()) * DOWN + HEIGHT if rows else 0)
+    return LineageDrawing(width, height, placed, tuple(dict.fromkeys(edges)))
+
+
+def _rows_of(columns: Mapping[int, Sequence[str]], inputs: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the row of each id: near the rows of its inputs, and one row apart from its neighbours."""
     rows: dict[str, float] = {}
-    placed = []
     for column in sorted(columns):
 
-        def mean(node: GraphNode) -> tuple[float, str]:
-            above = [rows[source] for source in inputs.get(node.id, ()) if source in rows]
-            return (sum(above) / len(above) if above else 0.0, node.name)
+        def mean(id_: str) -> tuple[float, str]:
+            above = [rows[source] for source in inputs.get(id_, ()) if source in rows]
+            return (sum(above) / len(above) if above else 0.0, id_)
 
         row = -1.0
-        for node in sorted(columns[column], key=mean):
-            row = max(row + 1, mean(node)[0])
-            rows[node.id] = row
-            placed.append(PlacedNode(node, MARGIN + column * ACROSS, MARGIN + row * DOWN))
-    places = {each.node.id: each for each in placed}
-    edges = [_curve(places[edge.source], places[edge.target]) for edge in graph.edges]
-    width = 2 * MARGIN + (max(columns) * ACROSS + WIDTH if columns else 0)
-    height = 2 * MARGIN + (max(rows.values()) * DOWN + HEIGHT if rows else 0)
-    return LineageDrawing(width, height, tuple(placed), tuple(edges))
+        for id_ in sorted(columns[column], key=mean):
+            row = max(row + 1, mean(id_)[0])
+            rows[id_] = row
+    return rows
 
 
-def _curve(source: PlacedNode, target: PlacedNode) -> str:
-    x, y = source.x + WIDTH, source.y + HEIGHT / 2
-    to_x, to_y = target.x, target.y + HEIGHT / 2
-    bend = max(24.0, (to_x - x) / 2)
-    return f"M{x:g} {y:g}C{x + bend:g} {y:g} {to_x - bend:g} {to_y:g} {to_x:g} {to_y:g}"
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    """Return the path of an edge, from the right side of a node through the columns to another node."""
+    middle = HEIGHT / 2
+    (x, y), *rest = places
+    x += WIDTH
+    text = f"M{x:g} {y + middle:g}"
+    y += middle
+    for number, (to_x, top) in enumerate(rest):
+        to_y, bend = top + middle, (to_x - x) / 2
+        text += f"C{x + bend:g} {y:g} {to_x - bend:g} {to_y:g} {to_x:g} {to_y:g}"
+        x, y = to_x, to_y
+        if number < len(rest) - 1:
+            x += WIDTH
+            text += f"H{x:g}"
+    return text
 
 
 @dataclass(frozen=True)
@@ -84,20 +117,19 @@ class ChartBar:
 
 @dataclass(frozen=True)
 class Chart:
-    """A bar chart with its largest and its last value as text."""
+    """A bar chart; `note` names its important values."""
 
     title: str
     bars: tuple[ChartBar, ...]
-    most: str
-    last: str
+    note: str
     has_values: bool
 
 
-def chart(title: str, values: Sequence[float], text: Callable[[float], str]) -> Chart:
-    """Arrange a bar chart.
+def chart(title: str, values: Sequence[float], text: Callable[[float], str], note: str = "") -> Chart:
+    """Arrange a bar chart; by default, its note has the last and the largest value.
 
-    >>> chart("rows", [1, 2], str).most
-    '2'
+    >>> chart("rows", [1, 2, 0], str).note
+    'last 0, most 2'
     """
     most = max(values, default=0)
     step = CHART_WIDTH / max(24, len(values))
@@ -113,16 +145,25 @@ def chart(title: str, values: Sequence[float], text: Callable[[float], str]) -> 
                 text(value),
             )
         )
-    return Chart(title, tuple(bars), text(most), text(values[-1]) if values else "", has_values=most > 0)
+    note = note or f"last {text(values[-1]) if values else ''}, most {text(most)}"
+    return Chart(title, tuple(bars), note, has_values=most > 0)
 
 
 def health_charts(page: HealthPage) -> list[Chart]:
     """Return the charts of a cluster's health, except those without values."""
     items = page.items
+    latencies = [item.latency_s for item in items if item.steps]
+    steps, rows = sum(item.steps for item in items), sum(item.rows for item in items)
+    last_s = latencies[-1] if latencies else 0
     charts = (
-        chart("Steps", [item.steps for item in items], formats.number),
-        chart("Rows changed", [item.rows for item in items], formats.number),
-        chart("Latency", [item.latency_s for item in items], formats.duration),
+        chart("Steps", [item.steps for item in items], formats.number, f"{steps:,} in all"),
+        chart("Rows changed", [item.rows for item in items], formats.number, f"{rows:,} in all"),
+        chart(
+            "Latency",
+            [item.latency_s for item in items],
+            formats.duration,
+            f"last {formats.duration(last_s)}, most {formats.duration(max(latencies, default=0))}",
+        ),
         chart("State", [item.state_size for item in items], formats.size),
     )
     return [each for each in charts if each.has_values]

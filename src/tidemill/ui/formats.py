@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
+from tidemill.ui.model.answers import RowPage
+
 
 def number(value: float) -> str:
     """Write a number with separators.
@@ -36,7 +38,9 @@ def duration(seconds: float) -> str:
     for least, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if value >= least:
             return f"{_short(value / least)} {unit}"
-    return f"{_short(value)} s" if value >= 1 else f"{value * 1000:.0f} ms"
+    if value >= 1:
+        return f"{_short(value)} s"
+    return f"{value * 1000:.0f} ms" if value >= 0.01 or not value else f"{_short(value * 1000)} ms"
 
 
 def _short(value: float) -> str:
@@ -62,6 +66,38 @@ def moment(at: float) -> str:
     ''
     """
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at else ""
+
+
+def time_of(at: float, now: float) -> str:
+    """Write the time of day of an event in UTC, with the day if it was not today.
+
+    >>> time_of(90.0, 100.0), time_of(90.0, 100_000.0)
+    ('00:01:30', '1 Jan 00:01')
+    """
+    then = datetime.fromtimestamp(at, UTC)
+    if then.date() == datetime.fromtimestamp(now, UTC).date():
+        return then.strftime("%H:%M:%S")
+    return f"{then.day} {then.strftime('%b %H:%M')}"
+
+
+def numeric_columns(page: RowPage) -> frozenset[str]:
+    """Return the columns of a table of rows whose values are all numbers.
+
+    >>> sorted(numeric_columns(RowPage(columns=("id", "day"), rows=(("1", "2026-03-02"), (None, None)))))
+    ['id']
+    """
+    columns = zip(page.columns, zip(*page.rows, strict=True), strict=True) if page.rows else ()
+    return frozenset(
+        name for name, values in columns if any(values) and all(map(_is_number, filter(None, values)))
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def link(path: str, parameters: Mapping[str, object]) -> str:

@@ -146,7 +146,7 @@ class EventsParameters(msgspec.Struct, frozen=True, kw_only=True):
     - text: a part of the text.
     """
 
-    severity: Literal["", "detail", "normal", "good", "warning", "error"] = ""
+    severity: Literal["", "detail", "normal", "good", "warning", "error"] | None = None
     about: Name = ""
     kind: Name = ""
     lot: Name = ""
@@ -223,9 +223,9 @@ def tables(reader: StoreReader, parameters: ListParameters) -> answers.TablePage
 
 
 def lot_grid(reader: StoreReader, parameters: ListParameters) -> answers.GridPage:
-    """Return a page of the lot grid."""
+    """Return a page of the lot grid. Quarantines have no row: their tables show which lots they have."""
     catalog = reader.catalog()
-    entries = grid.tables_page(catalog)
+    entries = [each for each in grid.tables_page(catalog) if each not in catalog.quarantines]
     first = int(parameters.after or 0)
     rows = grid.rows_of(reader, catalog, entries[first : first + parameters.limit])
     return answers.GridPage(items=tuple(rows), next=_next(first, parameters.limit, len(entries)))

@@ -17,6 +17,7 @@ from tidemill import __version__
 from tidemill.errors import ObjectError, SparkError, TidemillError, UsageError
 from tidemill.futures.protocol.states import FutureState
 from tidemill.obs.event_log import EventFilter
+from tidemill.obs.lines import Severity
 from tidemill.ui import drawing, formats
 from tidemill.ui.access import COOKIE, SESSION_S
 from tidemill.ui.api import limited_body, status_of
@@ -62,6 +63,7 @@ PARENTS = {
     "/run": "/runs",
     "/view": "/views",
     "/view-columns": "/views",
+    "/view-query": "/views",
     "/view-rows": "/views",
     "/changes": "/views",
     "/future": "/futures",
@@ -90,6 +92,7 @@ def _templates() -> jinja2.Environment:
         "duration": formats.duration,
         "moment": formats.moment,
         "short": formats.short,
+        "numeric": formats.numeric_columns,
     }
     environment.globals |= {"release": __version__, "screens": SCREENS}
     return environment
@@ -118,6 +121,7 @@ def render(
             link=_link,
             now=now,
             ago=lambda at: formats.ago(at, now),
+            time_of=lambda at: formats.time_of(at, now),
             screen=PARENTS.get(request.url.path, request.url.path),
             request_path=request.url.path,
             here=formats.link(request.url.path, dict(request.query_params)),
@@ -220,6 +224,15 @@ def _view(site: "Site", which: StepsParameters) -> Context:
         "view": detail,
         "steps": steps,
         "charts": [chart for chart in charts if chart.has_values] if len(charted) > 1 else [],
+        "charted": charted,
+    }
+
+
+def _view_query(site: "Site", which: ViewParameters) -> Context:
+    detail = views.detail(site.reader, which.name, which.pipeline)
+    return {
+        "title": f"Query of {which.name}",
+        "view": detail,
         "circuit": drawing.circuit_tree(detail.circuit),
     }
 
@@ -253,12 +266,14 @@ def _changes(site: "Site", which: ChangesParameters) -> Context:
 
 def _cluster(site: "Site", which: TriggersParameters) -> Context:
     triggers = cluster.triggers(site.reader, which.name, which.after, which.limit)
+    over_time = health.read(site.reader)
     return {
         "title": "Cluster",
         "cluster": cluster.detail(site.reader),
         "triggers": triggers,
         "which": which,
-        "charts": drawing.health_charts(health.read(site.reader)),
+        "charts": drawing.health_charts(over_time),
+        "span": over_time.every_s * len(over_time.items),
     }
 
 
@@ -270,6 +285,8 @@ def _futures(site: "Site", which: FuturesParameters) -> Context:
 
 
 def _events(site: "Site", which: EventsParameters) -> Context:
+    if which.severity is None:
+        which = msgspec.structs.replace(which, severity=Severity.NORMAL.value)
     page = log.page(site.reader, which.filter, which.before, which.limit)
     return {"title": "Events", "events": page, "which": which, "severities": log.severities()}
 
@@ -290,6 +307,7 @@ _SCREENS: dict[str, tuple[str, type[Any], Screen]] = {
     "/run": ("run.html", RunParameters, _run),
     "/views": ("views.html", ListParameters, _views),
     "/view": ("view.html", StepsParameters, _view),
+    "/view-query": ("view_query.html", ViewParameters, _view_query),
     "/view-columns": ("view_columns.html", ViewParameters, _view_columns),
     "/view-rows": ("view_rows.html", ViewRowsParameters, _view_rows),
     "/changes": ("changes.html", ChangesParameters, _changes),

@@ -271,7 +271,7 @@ class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     - totals: None while they are being counted.
     - keep_s: how long lots are kept; None for ever.
     - quarantined: how many records are in quarantine, in how many lots.
-    - reads, read_by: the tables upstream and downstream.
+    - reads, read_by: the tables upstream and downstream; `read_by_views` are those that are views.
     - trigger: the trigger of the arc that writes the table.
     - source: where the rows come from, if the table has a source.
     - fresh_within_s: how long ago the newest lot may have been published; `stale` if it was before.
@@ -290,6 +290,7 @@ class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     quarantined_lots: int = 0
     reads: tuple[str, ...] = ()
     read_by: tuple[str, ...] = ()
+    read_by_views: tuple[str, ...] = ()
     trigger: TriggerLine | None = None
     source: str = ""
     fresh_within_s: float | None = None

@@ -129,4 +129,16 @@ def _columns(names: set[str], edges: list[GraphEdge]) -> dict[str, int]:
 
     for name in sorted(names):
         column(name)
+    _draw_close(columns, inputs)
     return columns
+
+
+def _draw_close(columns: dict[str, int], inputs: dict[str, list[str]]) -> None:
+    """Move nodes without inputs to the right, next to the first node that reads them."""
+    nearest: dict[str, int] = {}
+    for name, sources in inputs.items():
+        for source in sources:
+            nearest[source] = min(nearest.get(source, columns[name]), columns[name])
+    for name, sources in inputs.items():
+        if not sources and name in nearest and not name.startswith("source:"):
+            columns[name] = max(columns[name], nearest[name] - 1)

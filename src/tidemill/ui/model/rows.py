@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from tidemill.clock import SYSTEM
@@ -82,7 +83,8 @@ def changes(reader: StoreReader, view: str, pipeline: str = "", step: int = 0, l
                 page = _read_files(reader, _load(reader, output.changes).objects, [], limit)
             except ObjectMissing:
                 return RowPage(lot=f"step {row.step}", why=GONE)
-            return _with_weights(page, f"step {row.step}", more=output.rows > len(page.rows))
+            page = _with_weights(page, f"step {row.step}", more=output.rows > len(page.rows))
+            return page if page.more else _sorted(page)
     return RowPage(lot=f"step {step}" if step else "", why="No rows of the view changed.")
 
 
@@ -187,6 +189,15 @@ def _with_weights(page: RowPage, lot: str, *, more: bool) -> RowPage:
         weights=weights,
         lot=lot,
         more=more,
+    )
+
+
+def _sorted(page: RowPage) -> RowPage:
+    """Sort changes, so that the old and the new row of an update are next to each other."""
+    pairs = zip(page.rows, page.weights, strict=True)
+    ordered = sorted(pairs, key=lambda pair: ([text or "" for text in pair[0]], pair[1]))
+    return msgspec.structs.replace(
+        page, rows=tuple(row for row, _ in ordered), weights=tuple(weight for _, weight in ordered)
     )
 
 

@@ -11,7 +11,7 @@ from tidemill.pipeline import descriptions
 from tidemill.store import Tx
 from tidemill.ui.model import grid
 from tidemill.ui.model.answers import CheckLine, LotPage, SchemaRevision, TableDetail
-from tidemill.ui.model.catalog import Declarations
+from tidemill.ui.model.catalog import Declarations, ViewEntry
 from tidemill.ui.model.overview import ages, trigger_line
 from tidemill.ui.model.reader import StoreReader
 
@@ -65,6 +65,7 @@ def detail(reader: StoreReader, name: str, version: str = "") -> TableDetail:
         quarantined_lots=len(held),
         reads=() if spec is None else tuple(read.name for read in spec.reads),
         read_by=tuple(sorted(_readers(catalog, table))),
+        read_by_views=tuple(sorted(entry.name for entry in _views(catalog, table))),
         trigger=None if spec is None else trigger_line(reader, spec.id),
         source=_source(reader, table),
         fresh_within_s=limits[0].within_s if limits else None,
@@ -110,4 +111,8 @@ def _readers(catalog: Declarations, table: DatasetId) -> set[str]:
     names = {
         sink.dataset.name for spec in catalog.arcs.values() if table in spec.reads for sink in spec.sinks
     }
-    return names | {entry.name for entry in catalog.views.values() if table in entry.spec.reads}
+    return names | {entry.name for entry in _views(catalog, table)}
+
+
+def _views(catalog: Declarations, table: DatasetId) -> list[ViewEntry]:
+    return [entry for entry in catalog.views.values() if table in entry.spec.reads]

@@ -17,6 +17,7 @@ class StepCommitted(Event, frozen=True, kw_only=True):
     """A group of views committed a step; `views` are the views whose tables changed.
 
     - changes: how many rows of each of these views changed.
+    - positions: for each dataset with new lots, the positions before and after the step.
     """
 
     pipeline: str
@@ -27,6 +28,7 @@ class StepCommitted(Event, frozen=True, kw_only=True):
     views: tuple[str, ...]
     rows: int
     changes: dict[str, int] = msgspec.field(default_factory=dict)
+    positions: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
 class RowsSetAside(Event, frozen=True, kw_only=True):

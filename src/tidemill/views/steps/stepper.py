@@ -186,6 +186,11 @@ class Stepper:
                 views=tuple(output.view for output in row.outputs),
                 rows=sum(output.rows for output in row.outputs),
                 changes={output.view: output.rows for output in row.outputs},
+                positions={
+                    str(dataset): (batch.before.get(dataset, 0), to)
+                    for dataset, to in batch.positions.items()
+                    if dataset in batch.moved
+                },
             )
         )
 
