@@ -303,9 +303,8 @@ def open_exporter(name: str) -> Any:
             "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
         )
         name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
-    found = metadata.entry_points(group="opentelemetry_traces_exporter", name=name)
-    for entry in found:
-        return entry.load()()
+    for exporter in metadata.entry_points(group="opentelemetry_traces_exporter", name=name):
+        return exporter.load()()
     raise LookupError(f"there is no exporter {name!r:.100}: pip install 'tidemill[otel]'")
 
 

@@ -132,13 +132,14 @@ def chart(title: str, values: Sequence[float], text: Callable[[float], str], not
     'last 0, most 2'
     """
     most = max(values, default=0)
-    step = CHART_WIDTH / max(24, len(values))
+    step = CHART_WIDTH / max(12, len(values))
+    left = CHART_WIDTH - step * len(values)
     bars = []
     for number, value in enumerate(values):
         height = max(1.0, CHART_HEIGHT * value / most) if most else 1.0
         bars.append(
             ChartBar(
-                round(number * step, 2),
+                round(left + number * step, 2),
                 round(CHART_HEIGHT - height, 2),
                 round(step * 0.8, 2),
                 round(height, 2),

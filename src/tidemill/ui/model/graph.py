@@ -4,8 +4,10 @@ from functools import partial
 
 import msgspec
 
+from tidemill.arcs import lot_status
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import descriptions
+from tidemill.store import Tx
 from tidemill.triggers.listing import TriggerInfo, TriggerState
 from tidemill.ui.model.answers import Graph, GraphEdge, GraphNode
 from tidemill.ui.model.catalog import Declarations
@@ -33,7 +35,7 @@ def lineage(reader: StoreReader) -> Graph:
     triggers = {info.name: info for info in all_triggers(reader)}
     nodes = _tables(catalog)
     source_nodes, edges = _sources(reader, {node.id for node in nodes})
-    arc_nodes, arc_edges = _arcs(catalog, triggers)
+    arc_nodes, arc_edges = _arcs(catalog, triggers, _failing(reader, catalog))
     view_nodes, view_edges = _views(catalog, triggers)
     edges += arc_edges + view_edges
     everything = [*source_nodes, *nodes, *arc_nodes, *view_nodes]
@@ -75,10 +77,24 @@ def _sources(reader: StoreReader, tables: set[str]) -> tuple[list[GraphNode], li
     return nodes, edges
 
 
-def _arcs(catalog: Declarations, triggers: dict[str, TriggerInfo]) -> tuple[list[GraphNode], list[GraphEdge]]:
+def _failing(reader: StoreReader, catalog: Declarations) -> set[str]:
+    """Return the arcs that have failed lots."""
+
+    def read(tx: Tx) -> set[str]:
+        arcs = list(catalog.arcs)[:MOST_NODES]
+        return {arc for arc in arcs if lot_status.failed(tx, reader.arcs, arc, limit=1)}
+
+    return reader.run(read)
+
+
+def _arcs(
+    catalog: Declarations, triggers: dict[str, TriggerInfo], failing: set[str]
+) -> tuple[list[GraphNode], list[GraphEdge]]:
     nodes, edges = [], []
     for spec in catalog.arcs.values():
         state, detail = _state(triggers.get(spec.id))
+        if spec.id in failing and state in ("up to date", "scheduled", "waiting to run"):
+            state, detail = "lots failed", "see the runs"
         nodes.append(
             GraphNode(
                 id=spec.id, kind="arc", name=spec.name, pipeline=spec.pipeline, state=state, detail=detail

@@ -1,5 +1,6 @@
 """The overview: the problems of a cluster with their root causes, and what runs now."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -23,6 +24,9 @@ from tidemill.ui.model.reader import StoreReader
 
 MOST_FAILED = 500
 """How many failed lots of an arc are read to group them by their error."""
+
+_PART = re.compile(r"^part \S+: (exception: )?")
+"""Parts have random names, so an error is the same without them."""
 
 MOST_NAMED = 20
 MOST_RUNNING = 200
@@ -159,7 +163,7 @@ def _failed_lots(reader: StoreReader, spec: ArcSpec) -> Iterator[Problem]:
     by_error: dict[tuple[str, str], list[str]] = {}
     for lot in failed:
         if isinstance(lot.row, PartialLot | MissingLot):
-            by_error.setdefault((lot.state.value, lot.row.error), []).append(lot.lot)
+            by_error.setdefault((lot.state.value, _PART.sub("", lot.row.error)), []).append(lot.lot)
     for (state, error), named in by_error.items():
         yield Problem(
             kind="lots",
