@@ -15,7 +15,12 @@ from tidemill.spark.sessions import require
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"fdb": "foundationdb", "openlineage": "openlineage_python", "py4j": "pyspark"}
+MODULES = {
+    "fdb": "foundationdb",
+    "openlineage": "openlineage_python",
+    "opentelemetry": "opentelemetry_sdk",
+    "py4j": "pyspark",
+}
 """The packages of modules that have another name than their package."""
 
 
