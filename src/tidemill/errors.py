@@ -74,6 +74,7 @@
     │   ├── JavaMissing               no Java runtime was found
     │   ├── SparkUnavailable          Spark does not start or does not respond
     │   ├── SessionUnusable           the Spark session cannot be used
+    │   ├── ExecutorCode              executors cannot import Tidemill, or have another release
     │   ├── BadSchema                 a schema is invalid, or columns differ from it
     │   ├── ObjectUnreadable          Spark cannot read an object of a lot
     │   ├── DiskFull                  the disk for temporary files of a machine is full
@@ -103,6 +104,9 @@
     │   ├── VersionUnknown            a group of views has no version with this number
     │   ├── RoundNotReady             a group of views has not paused yet
     │   ├── RoundBroken               the groups of a pipeline have no version in common
+    │   ├── ShadowNotReady            a shadow cannot begin or take over yet
+    │   ├── ShadowDiffers             a shadow computed other rows than the group committed
+    │   ├── GroupDiverged             a step of a group, computed again, has other rows
     │   ├── StepLost                  a task of a step reported no result, or reported twice
     │   ├── ViewFailed                a view cannot be computed from its input rows
     │   ├── ViewCheckFailed           rows of a view fail a check that refuses to publish them
@@ -589,6 +593,14 @@ class SessionUnusable(SparkError):
     hint = "upgrade Spark, or pass no session; then Tidemill starts its own"
 
 
+class ExecutorCode(SparkError):
+    code = "executor-code"
+    hint = (
+        "write an archive with `tidemill pack tidemill.zip`, and start Spark with"
+        " spark.archives=tidemill.zip#tidemill"
+    )
+
+
 class BadSchema(SparkError):
     code = "bad-schema"
     hint = "write columns in Spark's syntax: 'id BIGINT, `a name` STRING, tags ARRAY<STRING>'"
@@ -744,6 +756,25 @@ class RoundNotReady(ViewError):
 class RoundBroken(ViewError):
     code = "round-broken"
     hint = "restore the store from a backup: rows of its versions are missing"
+
+
+class ShadowNotReady(ViewError):
+    """No default hint: the code that raises this error passes a hint."""
+
+    code = "shadow-not-ready"
+
+
+class ShadowDiffers(ViewError):
+    """`views` are the views whose rows differ."""
+
+    code = "shadow-differs"
+    hint = "nothing has changed, and the group continues as before; please report the release and the query"
+    views: tuple[str, ...] = ()
+
+
+class GroupDiverged(ViewError):
+    code = "group-diverged"
+    hint = "run `tidemill doctor --repair`; the next step then computes the state of the group again"
 
 
 class StepLost(ViewError):

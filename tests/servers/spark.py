@@ -92,13 +92,35 @@ def require_spark() -> None:
         raise ServerUnavailable(str(reason)) from None
 
 
+BARE = ("pyarrow", "numpy", "pandas", "dateutil", "pytz", "six", "tzdata", "numpy.libs", "pandas.libs")
+"""What the Python workers of a bare Spark can import, besides Spark's own Python code."""
+
+
+def bare_python(folder: Path) -> Path:
+    """Write a Python interpreter that imports nothing from this environment but `BARE`."""
+    import pyarrow
+
+    installed, packages = Path(pyarrow.__file__).parent.parent, folder / "packages"
+    packages.mkdir()
+    for name in BARE:
+        for file in (installed / name, installed / f"{name}.py"):
+            if file.exists():
+                (packages / file.name).symlink_to(file)
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{sys.executable}" -S "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
 class _SparkProcesses(Server):
     """Programs of Spark as children of the tests, with a folder for their logs and scratch files."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bare: bool = False) -> None:
         require_spark()
         self._folder = Path(tempfile.mkdtemp(prefix="tidemill-spark-"))
         self._children: list[Child] = []
+        self.python = str(bare_python(self._folder)) if bare else sys.executable
+        self._bare = bare
 
     def stop(self) -> None:
         """End everything and remove what it left. Harmless when it never started."""
@@ -119,9 +141,9 @@ class _SparkProcesses(Server):
             "SPARK_LOCAL_DIRS": str(scratch),
             "SPARK_DAEMON_MEMORY": memory,
             "SPARK_DAEMON_JAVA_OPTS": jvm_options(),
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": self.python,
             # the code under test, for Python workers that are not children of the test
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONPATH": "" if self._bare else os.pathsep.join(path for path in sys.path if path),
         }
         child = Child(
             [home / "bin" / program, *arguments], log=self._folder / f"{name}.log", env=env, cwd=scratch
@@ -131,10 +153,13 @@ class _SparkProcesses(Server):
 
 
 class SparkStandalone(_SparkProcesses):
-    """A Spark cluster on loopback: a master and two workers of one core each."""
+    """A Spark cluster on loopback: a master and two workers of one core each.
 
-    def __init__(self, workers: int = 2) -> None:
-        super().__init__()
+    - bare: its Python workers have pyarrow, numpy and pandas, but neither Tidemill nor anything else.
+    """
+
+    def __init__(self, workers: int = 2, *, bare: bool = False) -> None:
+        super().__init__(bare=bare)
         self._count = workers
         self.master = ""
         self._page = ""
@@ -154,6 +179,8 @@ class SparkStandalone(_SparkProcesses):
                 "spark.executor.extraJavaOptions": jvm_options(),
                 "spark.sql.shuffle.partitions": "2",
                 "spark.ui.enabled": "false",
+                "spark.pyspark.python": self.python,
+                "spark.pyspark.driver.python": sys.executable,
                 **(conf or {}),
             },
         )
@@ -192,10 +219,10 @@ class SparkStandalone(_SparkProcesses):
 
 
 class SparkConnectServer(_SparkProcesses):
-    """A Spark Connect server with a local Spark of two threads behind it."""
+    """A Spark Connect server with a local Spark of two threads behind it; for `bare`, see above."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, bare: bool = False) -> None:
+        super().__init__(bare=bare)
         self.url = ""
 
     def settings(self) -> SparkSettings:
@@ -206,7 +233,7 @@ class SparkConnectServer(_SparkProcesses):
         (port,) = free_ports(1)
         self.url = f"sc://127.0.0.1:{port}"
         conf = {
-            **small_spark().all_conf(),
+            **small_spark({"spark.pyspark.python": self.python}).all_conf(),
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(port),
         }

@@ -51,6 +51,8 @@ COMMANDS = {
     "worker": "tidemill.cli.worker:worker",
     "doctor": "tidemill.cli.doctor:doctor_command",
     "scale": "tidemill.cli.scale:scale_command",
+    "upgrade": "tidemill.cli.upgrade:upgrade_command",
+    "pack": "tidemill.cli.pack:pack_command",
     "backup": "tidemill.cli.backup:backup_command",
     "restore": "tidemill.cli.backup:restore_command",
     "store": "tidemill.cli.store:store_command",

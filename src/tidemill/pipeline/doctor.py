@@ -22,7 +22,7 @@ from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.pipeline import reader
 from tidemill.store import Tx
 from tidemill.views.spark import digests
-from tidemill.views.steps import commits, groups
+from tidemill.views.steps import commits, divergence, groups
 from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.inputs import InputReader, ManifestReader
 from tidemill.views.steps.keys import changes_of, state_of, table_of
@@ -40,7 +40,8 @@ MASK = 2**128 - 1
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One problem.
 
-    - kind: `missing-file`, `wrong-size`, `unreadable`, `damaged-state`, `wrong-digest` or `orphan`.
+    - kind: `missing-file`, `wrong-size`, `unreadable`, `damaged-state`, `diverged`, `wrong-digest` or
+      `orphan`.
     - of: the table, the view, or the group of views.
     - key: the object.
     - repaired: whether the problem was repaired.
@@ -201,6 +202,18 @@ class _Doctor:
         self._list(state_of(self._pipeline.name, name))
         if group.version:
             yield from self._examine_state(name, group.version)
+        row = self._context.store.run(
+            lambda tx: divergence.diverged(tx, self._keys, self._pipeline.name, name)
+        )
+        if row is not None:
+            yield Finding(
+                kind="diverged",
+                of=name,
+                key="",
+                message=f"step {row.step} gave other rows of {', '.join(row.views)} when it was repeated; the"
+                " group publishes nothing",
+                hint=REBUILD,
+            )
         for view, table in group.tables.items():
             self._list(table_of(self._pipeline.name, view))
             self._list(changes_of(self._pipeline.name, view))
@@ -280,7 +293,7 @@ class _Doctor:
 
     def repaired(self, finding: Finding) -> Finding:
         """Repair a problem if that is possible, and return the finding with the outcome."""
-        if finding.kind == "damaged-state" and self._forget_state(finding.of):
+        if finding.kind in ("damaged-state", "diverged") and self._forget_state(finding.of):
             return msgspec.structs.replace(finding, repaired=True, hint="")
         return finding
 
@@ -293,6 +306,7 @@ class _Doctor:
             group = groups.read(tx, context.keys, pipeline, name)
             if group.version:
                 groups.write(tx, context.keys, pipeline, msgspec.structs.replace(group, version=""))
+            divergence.clear_diverged(tx, context.keys, pipeline, name)
 
         group = context.store.run(lambda tx: groups.read(tx, context.keys, pipeline, name))
         if not inputs.is_complete(group.spec.bases):

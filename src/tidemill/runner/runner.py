@@ -86,7 +86,7 @@ class Runner:
             wake=lambda: self.loop.wake(),  # noqa: PLW0108 - the loop is created below
             is_busy=self._runs_other_work,
         )
-        computer = _step_computer(scope, spark, storage, program, self._tags, self.certifier)
+        computer = step_computer(scope, spark, storage, program, self._tags, self.certifier)
         engine = Engine(
             parts=PartFutures(scope, key, make_part, check=self._check),
             compute=computer,
@@ -200,7 +200,7 @@ class Runner:
                     return
 
 
-def _step_computer(
+def step_computer(
     scope: Scope,
     spark: "SparkSession",
     storage: Storage,
@@ -208,7 +208,10 @@ def _step_computer(
     tags: JobTags,
     certifier: Certifier,
 ) -> StepComputer:
-    """Return the object that computes view steps. Each step has a job tag, so that it can be interrupted."""
+    """Return the object that computes the steps of a program's views.
+
+    Each step has a job tag, so that it can be interrupted.
+    """
     manifests = ManifestReader(storage.objects)
     declared = [view for group in program.groups.values() for view in group.views]
     sources = ViewSources(

@@ -19,13 +19,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from tidemill.errors import MissingDriver, SessionUnusable, SparkUnavailable, UsageError
 from tidemill.futures.worker.memory import total_bytes
 from tidemill.spark import class_archive
+from tidemill.spark.executor_code import ship
 from tidemill.spark.java import java_environment
 from tidemill.spark.on_demand import on_demand, started_session
 
@@ -202,6 +203,7 @@ def open_session(settings: SparkSettings | None = None) -> "SparkSession":
     with _opening:
         session = _connect(settings) if settings.remote else _start(settings)
     require(session)
+    _bring_code(session)
     return session
 
 
@@ -328,6 +330,29 @@ def require(session: "SparkSession") -> None:
         raise SessionUnusable(f"this Spark session cannot be used: {'; '.join(reasons)}")
 
 
+_with_code: Final[set[str]] = set()
+"""The Spark applications and Connect sessions whose executors can import Tidemill."""
+_bringing = threading.Lock()
+
+
+def _bring_code(session: "SparkSession") -> None:
+    """Let the executors of a session import Tidemill, unless they run the Python of this process."""
+    connected = _is_connect(session)
+    name = str(cast(Any, session).session_id if connected else session.sparkContext.applicationId)
+    with _bringing:
+        if name in _with_code:
+            return
+        if connected or not _runs_our_python(session):
+            ship(session)
+        _with_code.add(name)
+
+
+def _runs_our_python(session: "SparkSession") -> bool:
+    """Return whether the Python workers of a session are processes of this machine and this interpreter."""
+    chosen = session.conf.get("spark.pyspark.python", None) or os.environ.get("PYSPARK_PYTHON")
+    return str(session.conf.get("spark.master", "")).startswith("local") and chosen in (None, sys.executable)
+
+
 class _Adopted:
     """A user's session in use: how many `adopt` blocks use it, and its settings before the first of them."""
 
@@ -353,6 +378,7 @@ def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
     'UTC'
     """
     require(session)
+    _bring_code(session)
     with _adopting:
         entry = _adopted.setdefault(id(session), _Adopted(session))
         if entry.uses == 0:

@@ -29,8 +29,8 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.events import Event
 from tidemill.store import Space, Tx
+from tidemill.views.chain.layer_task import CODE
 from tidemill.views.circuit.operators import ViewOutput
-from tidemill.views.spark.step_computer import CODE
 
 FORMAT = 8
 """The version of the generated steps and of the comparison; a new version certifies every view again."""

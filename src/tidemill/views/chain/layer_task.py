@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tidemill.errors import StepLost
+from tidemill.errors import StepLost, TraceFormat
 from tidemill.views.chain.chain import Chain, Edge, PlacedOperator
 from tidemill.views.chain.compact_rows import COMPACTED_ROWS, compacted
 from tidemill.views.chain.join_operators import StatefulJoin
@@ -29,6 +29,12 @@ from tidemill.views.trace.hash_space import HashRange, split
 from tidemill.views.trace.layout import HASH, WEIGHT
 from tidemill.views.trace.trace import Trace
 from tidemill.views.trace.version import TraceChanges, TraceVersion
+
+CODE = "1"
+"""The version of the kernels, as stored in version files. It changes when kernels use state differently."""
+
+CONTINUED = frozenset({"", CODE})
+"""The versions of kernels whose state these kernels continue; none for a version without state."""
 
 
 class Packet(NamedTuple):
@@ -218,6 +224,7 @@ def compute_layer(
         state: where traces are read and written.
         report: receives the task's results. It is complete once the caller has read all pieces.
     """
+    check_code(state.version)
     within = plan.ranges[range_number]
     for placed in plan.layer(layer):
         received = parts.get(placed.number, {})
@@ -251,6 +258,16 @@ def compute_layer(
             for name, delta in output.deltas.items()
         ]
         report.changes = TraceChanges.combine([report.changes, *extended])
+
+
+def check_code(version: TraceVersion) -> None:
+    """Raise `TraceFormat` if other kernels wrote the state, which these would misread (DBSP-44)."""
+    if version.code not in CONTINUED:
+        raise TraceFormat(
+            f"the state at step {version.step} was written by kernels of version {version.code!r}; this"
+            f" release has version {CODE}",
+            hint="use the release that wrote it, or move the state with `tidemill upgrade`",
+        )
 
 
 MERGED_ROWS = 65_536

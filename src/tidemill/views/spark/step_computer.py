@@ -37,7 +37,7 @@ from tidemill.spark.lot_reader import read_errors, read_objects
 from tidemill.spark.lot_writer import Written
 from tidemill.spark.outages import outages
 from tidemill.views.chain.chain import Chain, PlacedOperator
-from tidemill.views.chain.layer_task import StepPlan, TaskReport, timings, work_by_operator
+from tidemill.views.chain.layer_task import CODE, StepPlan, TaskReport, timings, work_by_operator
 from tidemill.views.chain.outputs import OutputSink, SpillSink
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import Renderer
@@ -90,9 +90,6 @@ LOAD_RATIO = 2
 LOAD_LEAST = 50_000
 """A step with more than `LOAD_RATIO` times as many changed rows as stored rows becomes a load: lookups would
 not be faster. Stored rows count as at least `LOAD_LEAST`."""
-
-CODE = "1"
-"""The version of the kernels, as stored in version files."""
 
 
 class StepComputer:

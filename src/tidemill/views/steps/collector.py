@@ -19,6 +19,7 @@ The collector keeps:
 - the current lists, the lists before them, and the files that any of these name;
 - the last table of a retired view, until a user drops it;
 - the lists that readers or the versions of a group have pinned, and their files;
+- the state of a shadow whose node works on it;
 - everything younger than the grace period;
 - the changes of every committed step, because consumers may read them from any position. If a view declares
   `keep=`, old commits expire (`step_expiry`); then the collector removes the changes that no table lists.
@@ -41,7 +42,7 @@ from tidemill.publish import attempts
 from tidemill.publish.attempts import AnyAttempt, Published
 from tidemill.publish.manifests import attempt_in
 from tidemill.store import Store, Tx
-from tidemill.views.steps import commits, groups, pins, retired, step_expiry, versions
+from tidemill.views.steps import commits, groups, pins, retired, shadow, step_expiry, versions
 from tidemill.views.steps.events import FilesCollected
 from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.inputs import ManifestReader
@@ -272,6 +273,10 @@ class Collector:
             return versions.listed(tx, keys, pipeline, group.spec.name)
 
         for group in declared:
+            copy = (
+                shadow.kept(tx, keys, pipeline, group.spec.name) if folder.group == group.spec.name else None
+            )
+            before |= {copy.origin, copy.version} if copy is not None else set()
             if folder.group == group.spec.name and group.version:
                 now.add(group.version)
                 before |= _earlier(tx, keys, pipeline, group.spec.name, "", group.version)

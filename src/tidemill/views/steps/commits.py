@@ -29,7 +29,15 @@ from tidemill.publish.transaction import Ending, publish_step
 from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
-from tidemill.views.steps import checked_views, failed_views, groups, range_setting, records, rounds
+from tidemill.views.steps import (
+    checked_views,
+    divergence,
+    failed_views,
+    groups,
+    range_setting,
+    records,
+    rounds,
+)
 from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.failed_views import FailedView, PassedLot
 from tidemill.views.steps.groups import MOST_VIEWS, BuiltTable, GroupSpec, ViewGroup
@@ -278,6 +286,7 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
     - most: if the group is behind, one batch has at most this many records with work. The table is the same
       as after separate steps; changes between the records cancel out.
     """
+    divergence.check_not_diverged(tx, keys, pipeline, group_name)
     group = groups.read(tx, keys, pipeline, group_name)
     last = rounds.last_step(rounds.read(tx, keys, pipeline, group_name))
     page = records.read(tx, keys, pipeline, group.step, PAGE)
@@ -544,4 +553,7 @@ def _check_fence(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> Vi
     rounds.check(tx, keys, batch.pipeline, batch.spec.name, batch.step)
     if group.spec != batch.spec:
         raise StepConflict(f"the declaration of {ticket.name} changed after its input was read")
+    if group.version != batch.version:
+        raise StepConflict(f"the state of {ticket.name} was replaced after its input was read")
+    divergence.check_not_diverged(tx, keys, batch.pipeline, batch.spec.name)
     return group

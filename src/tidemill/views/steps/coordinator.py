@@ -6,11 +6,13 @@ record is written. If it dies, its lease ends, and the next run of any group sta
 checks the lease (DBSP-35).
 """
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 
 from tidemill.cluster import leases
 from tidemill.cluster.leases import Lease
-from tidemill.errors import RoundNotReady
+from tidemill.errors import LeaseLost, RoundNotReady, StoreError
 from tidemill.scope import Scope
 from tidemill.store import Tx
 from tidemill.views.steps import records, rounds
@@ -18,6 +20,7 @@ from tidemill.views.steps.keys import StepKeys
 
 POLL_S = 0.05
 TTL_US = 15 * leases.SECOND_US
+RENEW_S = 3.0
 
 
 class Coordinator:
@@ -33,10 +36,16 @@ class Coordinator:
         self._pipeline = pipeline
         self._wait_s = wait_s
 
-    def run_round(self, change: Callable[[Tx], object]) -> int:
+    def run_round(
+        self, change: Callable[[Tx], object], *, stopped: Callable[[Lease, int], object] | None = None
+    ) -> int:
         """Stop all groups, apply a change, and start them again; return the step at which they stopped.
 
         Raises `RoundNotReady` if a group does not stop in time; then all continue without the change.
+
+        - change: a part of the transaction that starts the groups.
+        - stopped: called while all groups are stopped, with the lease and their step. It may take long, and
+          checks the lease in each of its transactions. If it raises an error, all groups start again.
         """
         keys, pipeline, scope = self._keys, self._pipeline, self._scope
         lease = self._lease()
@@ -45,7 +54,10 @@ class Coordinator:
             self._wait(lease, lambda: self._all_rest(lease), "finish its step")
             step = scope.step("views.stop", lambda tx: rounds.stop(tx, keys, pipeline, lease))
             self._wait(lease, lambda: self._all_stopped(lease), f"reach step {step}")
-        except RoundNotReady:
+            if stopped is not None:
+                with self._renewing(lease):
+                    stopped(lease, step)
+        except Exception:
             scope.step("views.resume", lambda tx: self._start(tx, lease))
             raise
 
@@ -70,6 +82,24 @@ class Coordinator:
             if self._scope.clock.monotonic() > give_up:
                 raise RoundNotReady(f"another process coordinates pipeline {self._pipeline!r}")
             self._scope.clock.sleep(min(lease.wait_s, POLL_S))
+
+    @contextlib.contextmanager
+    def _renewing(self, lease: Lease) -> Iterator[None]:
+        """Renew the lease in a thread. If that fails, the lease ends, and the next transaction finds out."""
+        done, key = threading.Event(), self._keys.coordinator_lease(self._pipeline)
+
+        def renew() -> None:
+            with contextlib.suppress(LeaseLost, StoreError):
+                while not self._scope.clock.wait(done, RENEW_S):
+                    self._scope.store.run(lambda tx: leases.renew(tx, key, lease, TTL_US))
+
+        thread = threading.Thread(target=renew, name="round-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def _start(self, tx: Tx, lease: Lease) -> None:
         rounds.start(tx, self._keys, self._pipeline, lease)

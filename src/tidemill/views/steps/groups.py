@@ -18,7 +18,7 @@ from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, schedules, subscriptions
 from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
 from tidemill.triggers.terms import CatchUp
-from tidemill.views.steps import records, retired, versions
+from tidemill.views.steps import divergence, records, retired, versions
 from tidemill.views.steps.keys import StepKeys, alarm_of, group_id, group_source, step_log
 from tidemill.views.steps.records import StepRecord
 from tidemill.views.steps.retired import RetiredTable
@@ -213,6 +213,7 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     tx.clear(keys.whole[pipeline, group], quiet=True)
     tx.clear(keys.stepper[pipeline, group], quiet=True)
     versions.remove(tx, keys, pipeline, group)
+    divergence.clear_diverged(tx, keys, pipeline, group)
     tx.clear_range(*keys.failed.under(pipeline, group))
     tx.clear_range(*keys.checked.under(pipeline, group))
     long_values.clear_long_range(tx, keys.more, *keys.step.under(pipeline, group))

@@ -16,6 +16,8 @@
 (C, "analyses", P)                         what Spark's analysis answered, for the next process
 (C, "stepper", P, group)                   the state of a group's stepper in a round
 (C, "version", P, group, number)           a version of a group: a head that a round has pinned
+(C, "shadow", P, group)                    a shadow: a copy of the group's state that repeats its steps
+(C, "diverged", P, group)                  a step of the group, computed again, has other rows
 (C, "ranges", P)                           how many ranges a step has at least
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator lease and its epoch
@@ -45,6 +47,8 @@ class StepKeys(PublishKeys):
         self.gone = Space(cluster, "group-gone")
         self.stepper = Space(cluster, "stepper")
         self.version = Space(cluster, "version")
+        self.shadow = Space(cluster, "shadow")
+        self.diverged = Space(cluster, "diverged")
         self.ranges = Space(cluster, "ranges")
         self.pin = Space(cluster, "pin")
         self.planned = Space(cluster, "planned")
