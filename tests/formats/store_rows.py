@@ -41,7 +41,7 @@ from tidemill.store.port import read_counter, write_counter
 from tidemill.triggers import schedules, subscriptions, templates
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.views.certify.certificates import ViewCertificate
-from tidemill.views.steps import commits, divergence, groups, records, rounds, shadow, versions
+from tidemill.views.steps import commits, divergence, groups, records, rounds, shadow, step_limit, versions
 from tidemill.views.steps import retired as retired_views
 from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.failed_views import FailedView
@@ -225,6 +225,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("shadow", (str, str)): _packed(shadow.Shadow),
     ("diverged", (str, str)): _packed(divergence.Diverged),
     ("ranges", (str,)): _INT,
+    ("step-limit", (str,)): _packed(step_limit.StepLimit),
     ("planned", (str, str)): _packed(planned_queries.StoredQuery),
     ("analyses", (str,)): _packed(StoredAnalyses),
     # observability

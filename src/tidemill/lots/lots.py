@@ -6,6 +6,8 @@ number, so a reader that started with that generation still finds its files. Onl
 `revise`.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tidemill.errors import HistoryExpired, LotConflict, LotUnknown
@@ -203,6 +205,12 @@ def current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> LotRow | Non
     """Return the newest published generation of a lot."""
     raw = tx.get(keys.lot[(*dataset.parts, lot)])
     return None if raw is None else _decoder.decode(raw)
+
+
+def current_of(tx: Tx, keys: LotKeys, dataset: DatasetId, names: Sequence[str]) -> list[LotRow | None]:
+    """Return the newest published generation of several lots of a dataset, in the order of their names."""
+    raws = tx.get_many([keys.lot[(*dataset.parts, name)] for name in names]) if names else []
+    return [None if raw is None else _decoder.decode(raw) for raw in raws]
 
 
 def exists(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> bool:

@@ -4,25 +4,31 @@ The store says which files must exist. An examination reads it while runners wor
 and looks up each one that seems to be missing again, because it may be newer than the list. With `deep`, it
 also reads all run files and verifies their checksums.
 
-What can be repaired: the state of a group of views is computed again from the lots, if they are complete, and
-orphans are deleted. A missing file of a lot or of a view's table can only be restored from a backup.
+What can be repaired: a group of views goes back to its last version, if its steps since then can be repeated.
+Otherwise its state is computed again from the lots, if they are complete. Orphans are deleted. A missing file
+of a lot or of a view's table can only be restored from a backup.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidemill.errors import ManifestUnreadable, ObjectMissing, TidemillError, TraceError
+from tidemill.events import Event
 from tidemill.lots import layout, lots
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.pipeline import reader
+from tidemill.pipeline.upgrades import go_back
 from tidemill.store import Tx
 from tidemill.views.spark import digests
 from tidemill.views.steps import commits, divergence, groups
+from tidemill.views.steps.collector import Collector
+from tidemill.views.steps.events import FilesCollected
 from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.inputs import InputReader, ManifestReader
 from tidemill.views.steps.keys import changes_of, state_of, table_of
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
 
 PAGE = 500
 MASK = 2**128 - 1
+GO_BACK_S = 10.0
+"""How long to wait until all groups have stopped, so that one goes back to its last version."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +106,8 @@ class _Doctor:
         self._manifests = ManifestReader(self._objects)
         self._present: dict[str, int] = {}
         self.seen: set[str] = set()
+        self._restored: dict[str, bool] = {}
+        self._cleaned = False
         self.lots = self.steps = 0
 
     def examine(self) -> Iterator[Finding]:
@@ -108,6 +118,33 @@ class _Doctor:
                     yield from self._examine_dataset(name, row)
         for group in self._groups():
             yield from self._examine_group(group)
+        yield from self._orphans(delete=False)
+
+    def _orphans(self, *, delete: bool) -> Iterator[Finding]:
+        """Find, and perhaps delete, the files of views that nothing lists and no attempt may publish."""
+        collected: list[Event] = []
+        collector = Collector(
+            self._context.store,
+            self._keys,
+            self._pipeline.name,
+            self._objects,
+            emit=collected.append,
+            delete=delete,
+        )
+        while collector.collect():
+            continue
+        files: Counter[str] = Counter()
+        for event in collected:
+            if isinstance(event, FilesCollected):
+                files[event.of] += event.files
+        for of, count in sorted(files.items()):
+            yield Finding(
+                kind="orphan",
+                of=of,
+                key="",
+                message=f"{count:,} files are in no list",
+                hint="tidemill doctor --repair deletes them; runners do so as well",
+            )
 
     def _dataset(self, name: str) -> DatasetRow | None:
         try:
@@ -293,9 +330,27 @@ class _Doctor:
 
     def repaired(self, finding: Finding) -> Finding:
         """Repair a problem if that is possible, and return the finding with the outcome."""
-        if finding.kind in ("damaged-state", "diverged") and self._forget_state(finding.of):
+        if finding.kind in ("damaged-state", "diverged") and self._restore_state(finding.of):
+            return msgspec.structs.replace(finding, repaired=True, hint="")
+        if finding.kind == "orphan":
+            if not self._cleaned:
+                list(self._orphans(delete=True))
+                self._cleaned = True
             return msgspec.structs.replace(finding, repaired=True, hint="")
         return finding
+
+    def _restore_state(self, name: str) -> bool:
+        """Go back to the last version of a group, or let its next step build the state from all lots."""
+        if name not in self._restored:
+            self._restored[name] = self._goes_back(name) or self._forget_state(name)
+        return self._restored[name]
+
+    def _goes_back(self, name: str) -> bool:
+        try:
+            go_back(self._pipeline, name, wait_s=GO_BACK_S)
+        except TidemillError:  # such as: the version is damaged too, or a group cannot stop
+            return False
+        return True
 
     def _forget_state(self, name: str) -> bool:
         """Let the next step of a group compute its state again; return False if lots are missing for that."""

@@ -44,6 +44,7 @@ from tidemill.triggers import subscriptions, templates
 from tidemill.triggers.subscriptions import AnyRow
 from tidemill.triggers.terms import CatchUp
 from tidemill.views.steps.keys import group_id
+from tidemill.views.steps.step_limit import StepLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,6 +83,9 @@ class Pipeline(Registry):
         on_stale: hooks that get an alert when a table is older than its `fresh_within`, and when it is not
             any more.
         keep_events: how long the event log keeps events.
+        max_step_rows, max_step_bytes: how many rows and compressed bytes of input a step of views takes at
+            most. A larger backlog becomes several steps, each of which is committed. A step has at least
+            one lot.
         lineage: where to send OpenLineage events: the URL of a server, like `"http://marquez:5000"`, or a
             file that gets one event per line. A relative path is relative to the file that declares the
             pipeline. It needs `tidemill[lineage]`.
@@ -100,6 +104,8 @@ class Pipeline(Registry):
         on_failure: Hooks = (),
         on_stale: Hooks = (),
         keep_events: Duration = "P14D",
+        max_step_rows: int | None = None,
+        max_step_bytes: int | None = None,
         lineage: str | os.PathLike[str] = "",
         clock: Clock = SYSTEM,
         chance: random.Random | None = None,
@@ -125,6 +131,7 @@ class Pipeline(Registry):
             "on_stale": hooks_of("on_stale", on_stale),
         }
         self.keep_events_s = seconds("keep_events", keep_events) or KEEP_S
+        self.step_limit = _step_limit(max_step_rows, max_step_bytes)
         is_url = isinstance(lineage, str) and "://" in lineage
         self.lineage = str(lineage) if is_url or not lineage else str(self.base / expanded(lineage))
         self.lineage_namespace = f"tidemill.{cluster}"
@@ -529,3 +536,10 @@ class Pipeline(Registry):
         }
         shown = ", ".join(counted(n, kind) for kind, n in counts.items() if n)
         return f"<Pipeline {self.name}: {shown or 'empty'}>"
+
+
+def _step_limit(rows: int | None, size: int | None) -> StepLimit | None:
+    for name, value in (("max_step_rows", rows), ("max_step_bytes", size)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value} is not positive", hint=f"omit {name} for no limit")
+    return None if rows is None and size is None else StepLimit(rows=rows or 0, size=size or 0)

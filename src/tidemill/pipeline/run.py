@@ -33,6 +33,7 @@ from tidemill.runner.runner import Runner
 from tidemill.runner.slots import slot
 from tidemill.spark.sessions import pin
 from tidemill.views.spark.memory import keep_memory
+from tidemill.views.steps import step_limit
 
 if TYPE_CHECKING:
     from tidemill.pipeline.context import PipelineContext
@@ -102,6 +103,7 @@ def run_as_node(
         ),
     ):
         plan = pipeline.plan()
+        context.store.run(lambda tx: step_limit.write(tx, context.keys, pipeline.name, pipeline.step_limit))
         plan.apply(presence.node.id, emit_all)
         program = plan.program if selection is None else _selected(plan.program, selection)
         emit_all(_planned(program, selection, watch=watch))

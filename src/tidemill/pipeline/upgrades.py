@@ -30,7 +30,7 @@ from tidemill.store import Tx
 from tidemill.views.certify.tester import ViewTester, batches_of
 from tidemill.views.chain.layer_task import CODE
 from tidemill.views.spark.execution import size_of
-from tidemill.views.steps import divergence, groups, shadow
+from tidemill.views.steps import divergence, groups, shadow, versions
 from tidemill.views.steps.commits import StepBatch, StepResult
 from tidemill.views.steps.coordinator import Coordinator
 from tidemill.views.steps.groups import ViewGroup
@@ -155,6 +155,28 @@ def repeat(pipeline: "Pipeline", *, say: Say = lambda _: None) -> dict[str, Grou
             except ShadowDiffers as error:
                 diverged[own] = repeated.mark_diverged(own, error)
     return diverged
+
+
+def go_back(pipeline: "Pipeline", group: str, *, wait_s: float = ROUND_S, say: Say = lambda _: None) -> int:
+    """Replace the state of a group by that of its last version, and repeat the steps since then (DBSP-24).
+
+    The output of these steps is compared with the committed one. Return how many steps were repeated. Raises
+    `ShadowNotReady` if they cannot be repeated, and `ShadowDiffers` if they give other rows.
+    """
+    context = pipeline.context
+    keys, name = context.keys, pipeline.name
+    stored = context.store.run(lambda tx: groups.read(tx, keys, name, group))
+    if not context.store.run(lambda tx: shadow.can_begin(tx, keys, name, stored)):
+        raise ShadowNotReady(
+            f"the steps of group {group!r} since its last version cannot be repeated",
+            hint="the next step can build its state from all lots: tidemill doctor --repair",
+        )
+    pinned = context.store.run(lambda tx: versions.listed(tx, keys, name, group))[-1]
+    form = read_version(context.objects, pinned.version).format
+    with _shadows(pipeline, [group], {group: form}, say) as repeated:
+        repeated.catch_up()
+        repeated.take_over(wait_s)
+        return repeated.shadows[group].steps
 
 
 def groups_of(pipeline: "Pipeline") -> list[ViewGroup]:
@@ -376,9 +398,9 @@ class _Shadows:
 
     # --- take over
 
-    def take_over(self) -> int:
+    def take_over(self, wait_s: float = ROUND_S) -> int:
         """Stop all groups in a round, and let them continue with the state of their shadows."""
-        coordinator = Coordinator(self._scope, self._pipeline, wait_s=ROUND_S)
+        coordinator = Coordinator(self._scope, self._pipeline, wait_s=wait_s)
         step = coordinator.run_round(lambda _: None, stopped=self._switch)
         self._say(f"all groups stopped at step {step:,}, and continue with the new state")
         return step

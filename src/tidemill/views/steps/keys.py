@@ -19,6 +19,7 @@
 (C, "shadow", P, group)                    a shadow: a copy of the group's state that repeats its steps
 (C, "diverged", P, group)                  a step of the group, computed again, has other rows
 (C, "ranges", P)                           how many ranges a step has at least
+(C, "step-limit", P)                       how much input a step takes at most
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator lease and its epoch
 """
@@ -50,6 +51,7 @@ class StepKeys(PublishKeys):
         self.shadow = Space(cluster, "shadow")
         self.diverged = Space(cluster, "diverged")
         self.ranges = Space(cluster, "ranges")
+        self.limit = Space(cluster, "step-limit")
         self.pin = Space(cluster, "pin")
         self.planned = Space(cluster, "planned")
         self.analyses = Space(cluster, "analyses")

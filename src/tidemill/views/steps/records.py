@@ -19,7 +19,9 @@ from tidemill.lots import events, wall_clock
 from tidemill.lots.keys import DatasetId
 from tidemill.publish import transaction
 from tidemill.store import Tx
+from tidemill.views.steps import step_limit
 from tidemill.views.steps.keys import StepKeys, step_log
+from tidemill.views.steps.step_limit import InputBudget
 
 MOST_RANGES = 300
 """The maximum number of ranges in a record: each adds two rows to the transaction that writes it."""
@@ -178,7 +180,7 @@ def resign_coordinator(tx: Tx, keys: StepKeys, pipeline: str, lease: Lease) -> b
 
 
 def _next_ranges(tx: Tx, keys: StepKeys, pipeline: str, cursor: DatasetId | None) -> list[PositionRange]:
-    """Return the ranges of the next record, as many as fit.
+    """Return the ranges of the next record, as many as fit, and within the limit of the pipeline's steps.
 
     Datasets after the cursor come first, so a dataset that gets new lots all the time does not delay the
     others.
@@ -188,6 +190,8 @@ def _next_ranges(tx: Tx, keys: StepKeys, pipeline: str, cursor: DatasetId | None
     for row in rows:
         _, name, version = keys.base.unpack(row.key)
         bases[DatasetId(str(name), str(version))] = _position.decode(row.value)
+    limit = step_limit.read(tx, keys, pipeline)
+    budget = None if limit is None else InputBudget(limit)
     order = sorted(bases, key=lambda dataset: (cursor is not None and dataset <= cursor, dataset))
     heads = events.heads(tx, keys.lots, order) if order else {}
     ranges: list[PositionRange] = []
@@ -195,7 +199,12 @@ def _next_ranges(tx: Tx, keys: StepKeys, pipeline: str, cursor: DatasetId | None
     for dataset in order:
         if heads[dataset] <= bases[dataset]:
             continue
-        positions = PositionRange(dataset, bases[dataset], heads[dataset])
+        after, to = bases[dataset], heads[dataset]
+        if budget is not None:
+            to = budget.cut(tx, keys, dataset, after, to)
+            if to == after:
+                break  # the dataset comes first in the next record
+        positions = PositionRange(dataset, after, to)
         size += len(msgspec.msgpack.encode(positions))
         if len(ranges) == MOST_RANGES or size > RECORD_BYTES:
             break
