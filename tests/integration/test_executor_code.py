@@ -1,6 +1,7 @@
 """Executors without Tidemill get its code in one archive, and run the kernels (DBSP-44)."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -30,7 +31,10 @@ EXPECTED = {
 def run(settings: SparkSettings, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.integration.bare_child", msgspec.json.encode(settings).decode()]
     command.append(str(folder))
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # executors inherit it
+    process = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=STUCK_S, check=False
+    )
     assert process.returncode == 0, process.stderr
     result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return result
