@@ -52,7 +52,10 @@ def loaded(shop: tm.Pipeline, number: int) -> dict[str, int]:
     events: list[Event] = []
     write(shop, number)
     assert shop.run(emit=events.append).ok
-    return {event.group: event.loaded_traces for event in events if isinstance(event, StepTimed)}
+    timed = [event for event in events if isinstance(event, StepTimed)]
+    return {
+        event.group: sum(each.loaded_traces for each in timed if each.group == event.group) for event in timed
+    }
 
 
 DAMAGES = ("missing-run", "wrong-byte", "missing-version", "damaged-version")
@@ -78,8 +81,9 @@ def test_the_next_step_builds_damaged_state_from_all_lots(shop: tm.Pipeline, num
     """These groups have no version to go back to."""
     key = max(read_version(shop.context.objects, version_of(shop, "a")).files())
     damage(shop, kind, key)
-    write(shop, 10 * number)
-    assert not shop.run().ok or kind == "wrong-byte", "the group fails until it is repaired"
+    if kind.endswith("version"):  # run files may be in the local cache
+        write(shop, 10 * number)
+        assert not shop.run().ok, "the group fails until it is repaired"
     diagnosis = examine(shop, deep=True, repair=True)
     assert {(each.kind, each.of) for each in diagnosis.findings} == {("damaged-state", "a")}
     assert diagnosis.ok
