@@ -8,10 +8,14 @@ import pytest
 
 import tidemill as tm
 from tests.integration.test_views_scale import opened, state, steps, write
+from tests.kill_samples import sample
+from tidemill import crash
 from tidemill.cli import main
+from tidemill.cluster import leases
 from tidemill.errors import GroupDiverged, ShadowDiffers, UsageError
 from tidemill.pipeline import upgrades
 from tidemill.pipeline.upgrades import format_of, groups_of, repeat, upgrade
+from tidemill.store import Tx
 from tidemill.views.chain import native_operators
 from tidemill.views.steps import divergence, versions
 
@@ -149,6 +153,65 @@ def test_a_kernel_that_gives_other_rows_is_refused_and_the_old_version_keeps_ser
         assert shop.run().ok
         check_tables(shop)
         assert repeat(shop) == {}
+
+
+POINTS = [
+    f"views.{name}.{side}"
+    for name in (
+        "pause",
+        "stop",
+        "finish",
+        "start",
+        "shadow-begin",
+        "shadow-open",
+        "shadow-advance",
+        "shadow-keep",
+        "shadow-take-over",
+        "shadow-discard",
+    )
+    for side in ("before", "after")
+]
+
+
+@pytest.mark.rule("DBSP-38")
+@pytest.mark.parametrize(
+    "point", [*sample(POINTS), *(pytest.param(point, marks=pytest.mark.crash) for point in POINTS)]
+)
+def test_an_upgrade_that_dies_is_repeated_and_every_step_is_as_without_it(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setattr(upgrades, "LEAST_ROWS", 50)
+    with opened(tmp_path / "quiet", spark) as quiet, opened(tmp_path / "killed", spark) as killed:
+        for pipeline in (quiet, killed):
+            run(pipeline, 0)
+        pin_version(killed)
+        for pipeline in (quiet, killed):
+            run(pipeline, 1)
+        with crash.armed(point), pytest.raises(crash.Crashed):
+            upgrade(killed, to=1, wait_s=0)
+        end_round_lease(killed)
+        for pipeline in (quiet, killed):
+            run(pipeline, 2)
+        assert upgrade(killed, to=1, wait_s=0).changed or set(formats(killed).values()) == {1}
+        for pipeline in (quiet, killed):
+            run(pipeline, 3)
+        assert formats(killed) == {"a": 1, "b": 1}
+        assert steps(killed) == steps(quiet)
+        assert left_open(killed) == []
+        check_tables(killed)
+
+
+def end_round_lease(shop: tm.Pipeline) -> None:
+    """Let the lease of a dead coordinator end."""
+    context = shop.context
+    key = context.keys.coordinator_lease(shop.name)
+
+    def end(tx: Tx) -> None:
+        lease = leases.read(tx, key)
+        if lease is not None:
+            leases.release(tx, key, lease)
+
+    context.store.run(end)
 
 
 def pin_version(shop: tm.Pipeline) -> None:

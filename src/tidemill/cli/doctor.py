@@ -49,6 +49,9 @@ def doctor_command(
             f" {len(diagnosis.findings):,} problems"
         )
     )
+    if diagnosis.orphans:
+        deleted = "deleted" if repair else "to delete; runners or --repair do it"
+        output.people.print(Text(f"{diagnosis.orphans:,} files that nothing lists: {deleted}"))
     return 0 if diagnosis.ok else 1
 
 
@@ -58,4 +61,5 @@ def _fields(diagnosis: Diagnosis) -> dict[str, object]:
         "lots": diagnosis.lots,
         "steps": diagnosis.steps,
         "objects": diagnosis.objects,
+        "orphans": diagnosis.orphans,
     }

@@ -14,6 +14,7 @@ strings without surrogates sort in the same order.
 """
 
 import re
+from collections.abc import Iterable
 
 from tidemill.errors import BadKey
 
@@ -26,7 +27,10 @@ All backends refuse it, so that objects can be copied between them.
 """
 
 _CHARACTER = "it has a control character, a backslash or a lone surrogate"
-_PLAIN = re.compile(r"[\w%=-][\w%=.-]{0,62}(?:/[\w%=-][\w%=.-]{0,62}){0,13}", re.ASCII)
+_NAME = r"[\w%=-][\w%=.-]{0,62}"
+_PLAIN = re.compile(rf"{_NAME}(?:/{_NAME}){{0,13}}", re.ASCII)
+_PLAIN_FOLDER = re.compile(rf"{_NAME}(?:/{_NAME}){{0,12}}", re.ASCII)
+_PLAIN_NAME = re.compile(_NAME, re.ASCII)
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
@@ -35,6 +39,18 @@ def check_key(key: str) -> None:
     reason = fault(key)
     if reason:
         raise BadKey(f"invalid object key {key!a:.200}: {reason}")
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Check many keys, of which most are in the same few folders. Each such folder is checked once."""
+    folders: set[str] = set()
+    for key in keys:
+        folder, _, name = key.rpartition("/")
+        if folder in folders and _PLAIN_NAME.fullmatch(name):
+            continue  # then the key has at most 14 names of 63 bytes
+        check_key(key)
+        if _PLAIN_FOLDER.fullmatch(folder):
+            folders.add(folder)
 
 
 def check_prefix(prefix: str) -> None:

@@ -9,7 +9,6 @@ Otherwise its state is computed again from the lots, if they are complete. Orpha
 of a lot or of a view's table can only be restored from a backup.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -48,8 +47,7 @@ GO_BACK_S = 10.0
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One problem.
 
-    - kind: `missing-file`, `wrong-size`, `unreadable`, `damaged-state`, `diverged`, `wrong-digest` or
-      `orphan`.
+    - kind: `missing-file`, `wrong-size`, `unreadable`, `damaged-state`, `diverged` or `wrong-digest`.
     - of: the table, the view, or the group of views.
     - key: the object.
     - repaired: whether the problem was repaired.
@@ -68,12 +66,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an examination.
 
     - lots, steps, objects: how many of them were examined.
+    - orphans: how many files of views nothing lists. Runners delete them later, and a repair deletes them.
     """
 
     findings: tuple[Finding, ...]
     lots: int
     steps: int
     objects: int
+    orphans: int = 0
 
     @property
     def ok(self) -> bool:
@@ -91,7 +91,13 @@ def examine(pipeline: "Pipeline", *, deep: bool = False, repair: bool = False) -
     findings = list(doctor.examine())
     if repair:
         findings = [doctor.repaired(finding) for finding in findings]
-    return Diagnosis(findings=tuple(findings), lots=doctor.lots, steps=doctor.steps, objects=len(doctor.seen))
+    return Diagnosis(
+        findings=tuple(findings),
+        lots=doctor.lots,
+        steps=doctor.steps,
+        objects=len(doctor.seen),
+        orphans=doctor.orphans(delete=repair),
+    )
 
 
 class _Doctor:
@@ -107,7 +113,6 @@ class _Doctor:
         self._present: dict[str, int] = {}
         self.seen: set[str] = set()
         self._restored: dict[str, bool] = {}
-        self._cleaned = False
         self.lots = self.steps = 0
 
     def examine(self) -> Iterator[Finding]:
@@ -118,10 +123,9 @@ class _Doctor:
                     yield from self._examine_dataset(name, row)
         for group in self._groups():
             yield from self._examine_group(group)
-        yield from self._orphans(delete=False)
 
-    def _orphans(self, *, delete: bool) -> Iterator[Finding]:
-        """Find, and perhaps delete, the files of views that nothing lists and no attempt may publish."""
+    def orphans(self, *, delete: bool) -> int:
+        """Count, and perhaps delete, the files of views that nothing lists and no attempt may publish."""
         collected: list[Event] = []
         collector = Collector(
             self._context.store,
@@ -133,18 +137,7 @@ class _Doctor:
         )
         while collector.collect():
             continue
-        files: Counter[str] = Counter()
-        for event in collected:
-            if isinstance(event, FilesCollected):
-                files[event.of] += event.files
-        for of, count in sorted(files.items()):
-            yield Finding(
-                kind="orphan",
-                of=of,
-                key="",
-                message=f"{count:,} files are in no list",
-                hint="tidemill doctor --repair deletes them; runners do so as well",
-            )
+        return sum(event.files for event in collected if isinstance(event, FilesCollected))
 
     def _dataset(self, name: str) -> DatasetRow | None:
         try:
@@ -331,11 +324,6 @@ class _Doctor:
     def repaired(self, finding: Finding) -> Finding:
         """Repair a problem if that is possible, and return the finding with the outcome."""
         if finding.kind in ("damaged-state", "diverged") and self._restore_state(finding.of):
-            return msgspec.structs.replace(finding, repaired=True, hint="")
-        if finding.kind == "orphan":
-            if not self._cleaned:
-                list(self._orphans(delete=True))
-                self._cleaned = True
             return msgspec.structs.replace(finding, repaired=True, hint="")
         return finding
 

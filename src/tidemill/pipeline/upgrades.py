@@ -12,6 +12,7 @@ views are compared with plain Spark again, on generated data.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from tidemill import __version__
 from tidemill.cluster import nodes
 from tidemill.cluster.leases import Lease
+from tidemill.crash import Crashed
 from tidemill.errors import GroupDiverged, RoundNotReady, ShadowDiffers, ShadowNotReady, UsageError
 from tidemill.publish.attempts import Hold
 from tidemill.runner.certifier import Certifier
@@ -222,8 +224,12 @@ def _shadows(
             try:
                 repeated.begin(names, formats)
                 yield repeated
-            finally:
+            except Crashed:  # the next upgrade gives up what a dead process has left
+                raise
+            except BaseException:
                 repeated.discard(names)
+                raise
+            repeated.discard(names)
         finally:
             certifier.stop()
 
@@ -388,7 +394,7 @@ class _Shadows:
             if view in self._program.tests
         ]
         with ViewTester(self._spark, self._scope.clock, tests) as tester:
-            for batch in batches_of(tests):
+            for batch in chain.from_iterable(batches_of(tests)):
                 for test, certificate in zip(batch, tester.run(batch), strict=True):
                     if not certificate.equal and not certificate.refused:
                         raise ShadowDiffers(

@@ -23,12 +23,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from tidemill import crash
 from tidemill.errors import BadKey, ObjectConflict, ObjectMissing, TraceCorrupt, TraceFormat, TraceMissing
-from tidemill.objects.key import check_key
+from tidemill.objects.key import check_keys
 from tidemill.objects.port import Objects, Put
 from tidemill.views.trace.hash_space import ALL, GRAINS, SLICES, HashRange
 from tidemill.views.trace.run_table import (
@@ -114,7 +115,7 @@ def encode_version(version: TraceVersion, name: str) -> bytes:
     sections, bodies = [], []
     for first, last, rows in _sections(table.numbers):
         files, numbers = _local_files(table.files, rows)
-        raw = _shuffled(numbers) + json.dumps(files).encode()
+        raw = _shuffled(numbers) + msgspec.json.encode(files)
         packed = pa.compress(raw, codec=_CODEC, asbytes=True)
         sections.append((first, last, len(packed), len(raw), len(numbers), zlib.crc32(packed)))
         bodies.append(packed)
@@ -240,13 +241,13 @@ def _sections(numbers: Numbers) -> list[tuple[int, int, Numbers]]:
     low, high = numbers[:, LOW] // grains, numbers[:, HIGH] // grains
     part = np.where(low == high, low + 1, 0).astype(np.int16)
     order = np.argsort(part, kind="stable")
-    bounds = np.searchsorted(part[order], np.arange(parts + 2))
+    bounds, numbers = np.searchsorted(part[order], np.arange(parts + 2)), numbers[order]
     slices = SLICES // parts
     sections = []
     for at, (start, end) in enumerate(pairwise(bounds.tolist())):
         if start < end:
             first, last = ((at - 1) * slices, at * slices - 1) if at else (0, SLICES - 1)
-            sections.append((first, last, numbers[order[start:end]]))
+            sections.append((first, last, numbers[start:end]))
     return sections
 
 
@@ -267,7 +268,7 @@ def _shuffled(numbers: Numbers) -> bytes:
 def _unshuffled(raw: bytes, count: int) -> Numbers:
     octets = np.frombuffer(raw, np.uint8, count * _ROW_BYTES).reshape(COLUMNS, 8, count)
     columns = np.ascontiguousarray(octets.transpose(0, 2, 1)).view("<i8").reshape(COLUMNS, count)
-    return np.ascontiguousarray(columns.T.astype(np.int64))
+    return np.array(columns.T, np.int64, order="C")
 
 
 def _decode_section(section: _Section, body: bytes, traces: int) -> tuple[Numbers, list[str]]:
@@ -352,10 +353,9 @@ def _checked(body: bytes, crc: int) -> Any:
 def _names(names: Any) -> list[str]:
     if not isinstance(names, list):
         raise ValueError("the names of files are not a list")  # noqa: TRY004 - one kind of damage
-    for name in names:
-        if not isinstance(name, str):
-            raise ValueError("the name of a file is not text")  # noqa: TRY004 - one kind of damage
-        check_key(name)
+    if not all(type(name) is str for name in names):
+        raise ValueError("the name of a file is not text")
+    check_keys(names)
     return names
 
 
