@@ -9,6 +9,7 @@ from tests.unit.arcs_stage import lapse
 from tests.unit.test_base_lots import Based
 from tests.unit.test_retention import KEYS
 from tidemill import crash
+from tidemill.arcs import lots as arc_lots
 from tidemill.arcs import rows
 from tidemill.arcs.work import LotEnd
 from tidemill.lots import base_lot
@@ -89,6 +90,15 @@ def test_no_lot_expires_until_the_lot_from_the_base_lot_is_finished(stage: Based
     assert stage.expire()["orders"].lots > 0
     assert stage.run(rows.newest, stage.keys, stage.spec.id, lots[3]) is None, "nothing can make it again"
     assert cleaned(stage) == Counter(stage.all_numbers())
+
+
+@pytest.mark.rule("LOT-39")
+def test_the_lot_from_the_base_lot_is_up_to_date(stage: Based) -> None:
+    lots = stage.days(6)
+    stage.expire()
+    stage.subscribe_arc()
+    stage.drain(stage.spec, stage.worker(stage.me), stage.me)
+    assert not stage.run(arc_lots.is_outdated, stage.keys, stage.spec, lots[3])
 
 
 @pytest.mark.rule("LOT-39")
