@@ -181,7 +181,7 @@ def run(
     for step in range(7):
         change = []
         for _ in range((40, 3, 0, 20)[step] if step < 4 else rng.randint(1, 6)):
-            if rows and rng.random() < 0.5:
+            if rows and rng.random() < (0.5 if step else 0.1):  # many rows at first: several blocks
                 change.append((rows.pop(rng.randrange(len(rows))), -1))
             else:
                 rows.append(tuple(rng.choice(pool) for pool in POOLS))
@@ -346,7 +346,7 @@ def test_a_session_starts_after_a_gap(span: int, monkeypatch: pytest.MonkeyPatch
         for step in range(12):
             change = []
             for _ in range(60 if step == 0 else rng.choice((1, 1, 2, 8, 40))):
-                if rows and rng.random() < 0.5:
+                if rows and rng.random() < (0.5 if step else 0.1):  # many rows at first: several blocks
                     change.append((rows.pop(rng.randrange(len(rows))), -1))
                 else:
                     moment = dt.datetime(2024, 1, 1)  # noqa: DTZ001
