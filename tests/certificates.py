@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     import tidemill as tm
-    from tidemill.views.certify.bounds import Bounds
     from tidemill.views.certify.certificates import ViewCertificate
     from tidemill.views.certify.circuit_comparison import GeneratedTables
     from tidemill.views.certify.view_tests import CircuitTest
@@ -24,29 +23,22 @@ def shared_certificates() -> Iterator[None]:
     of certification call `certify` themselves.
     """
     from tidemill.views.certify import tester
+    from tidemill.views.certify.circuit_comparison import certify_circuits
 
-    certify_circuits = tester.certify_circuits
     certified: dict[tuple[Any, ...], ViewCertificate] = {}
 
     def certify_once(
-        spark: "SparkSession",
-        tests: "Sequence[CircuitTest]",
-        tables: "GeneratedTables",
-        *,
-        beside: "Sequence[CircuitTest]" = (),
-        bounds: "Bounds | None" = None,
+        spark: "SparkSession", tests: "Sequence[CircuitTest]", tables: "GeneratedTables", **options: Any
     ) -> "list[ViewCertificate]":
         keys = [_key(test) for test in tests]
         new = [test for test, key in zip(tests, keys, strict=True) if key not in certified]
-        results = certify_circuits(spark, new, tables, beside=beside, bounds=bounds) if new else []
+        results = certify_circuits(spark, new, tables, **options) if new else []
         certified.update(zip(map(_key, new), results, strict=True))
         return [certified[key] for key in keys]
 
-    tester.certify_circuits = certify_once
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tester, "certify_circuits", certify_once)
         yield
-    finally:
-        tester.certify_circuits = certify_circuits
 
 
 def _key(test: "CircuitTest") -> tuple[Any, ...]:
@@ -77,7 +69,7 @@ def assumed_certificates() -> Iterator[None]:
     from tidemill.runner import certifier
     from tidemill.views.certify.certificates import ViewCertificate
     from tidemill.views.certify.equality import equality_of
-    from tidemill.views.certify.tester import ViewTester
+    from tidemill.views.certify.tester import BATCH, ViewTester
     from tidemill.views.certify.view_tests import CircuitTest, ViewTest
 
     class AssumingTester(ViewTester):
@@ -85,7 +77,11 @@ def assumed_certificates() -> Iterator[None]:
             return self
 
         def run(
-            self, tests: "Sequence[ViewTest]", beside: "Sequence[CircuitTest]" = ()
+            self,
+            tests: "Sequence[ViewTest]",
+            beside: "Sequence[CircuitTest]" = (),
+            *,
+            batch: int = BATCH,
         ) -> "list[ViewCertificate]":
             return [assumed(test) for test in tests]
 
