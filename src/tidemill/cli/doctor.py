@@ -49,6 +49,9 @@ def doctor_command(
             f" {len(diagnosis.findings):,} problems"
         )
     )
+    for each in diagnosis.advice:
+        output.people.print(Text(f"spark: {each.message}"))
+        output.people.print(Text(f"  hint: {each.hint}", style="dim"))
     if diagnosis.orphans:
         deleted = "deleted" if repair else "to delete; runners or --repair do it"
         output.people.print(Text(f"{diagnosis.orphans:,} files that nothing lists: {deleted}"))
@@ -62,4 +65,5 @@ def _fields(diagnosis: Diagnosis) -> dict[str, object]:
         "steps": diagnosis.steps,
         "objects": diagnosis.objects,
         "orphans": diagnosis.orphans,
+        "advice": diagnosis.advice,
     }

@@ -205,6 +205,11 @@ class PipelineContext:
         """The settings with which another process opens Spark; None if the user passed a session."""
         return None if is_session(self._spark_option) else settings_of(self._spark_option, self._app)
 
+    @property
+    def session_of_user(self) -> "SparkSession | None":
+        """The session that the user passed; None if Tidemill starts one."""
+        return self._spark_option if is_session(self._spark_option) else None  # type: ignore[return-value]
+
     def close(self) -> None:
         """Close the store. Leave Spark running: other code in this process may use it."""
         with self._lock:

@@ -22,6 +22,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.pipeline import reader
+from tidemill.pipeline.spark_advice import Advice, advice_for
 from tidemill.pipeline.upgrades import go_back
 from tidemill.store import Tx
 from tidemill.views.spark import digests
@@ -47,7 +48,8 @@ GO_BACK_S = 10.0
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One problem.
 
-    - kind: `missing-file`, `wrong-size`, `unreadable`, `damaged-state`, `diverged` or `wrong-digest`.
+    - kind: `missing-file`, `wrong-size`, `unreadable`, `damaged-state`, `diverged`, `wrong-digest` or
+      `spark-setting`.
     - of: the table, the view, or the group of views.
     - key: the object.
     - repaired: whether the problem was repaired.
@@ -66,6 +68,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an examination.
 
     - lots, steps, objects: how many of them were examined.
+    - advice: what settings of the Spark session cost.
     - orphans: how many files of views nothing lists. Runners delete them later, and a repair deletes them.
     """
 
@@ -74,6 +77,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     objects: int
     orphans: int = 0
+    advice: tuple[Advice, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -97,6 +101,7 @@ def examine(pipeline: "Pipeline", *, deep: bool = False, repair: bool = False) -
         steps=doctor.steps,
         objects=len(doctor.seen),
         orphans=doctor.orphans(delete=repair),
+        advice=tuple(each for each in advice_for(pipeline.context) if not each.refused),
     )
 
 
@@ -116,6 +121,11 @@ class _Doctor:
         self.lots = self.steps = 0
 
     def examine(self) -> Iterator[Finding]:
+        for each in advice_for(self._context):
+            if each.refused:
+                yield Finding(
+                    kind="spark-setting", of="spark", key=each.setting, message=each.message, hint=each.hint
+                )
         for name in self._pipeline.names:
             if name not in self._pipeline.views:
                 row = self._dataset(name)
