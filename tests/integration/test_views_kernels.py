@@ -15,7 +15,7 @@ from tests.integration import views_oracle
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_planned import PlannedQueries
-from tests.integration.views_queries import CUT, JOINS, RANGES, SCALARS, SINGLE, TOP, TRAPS, WINDOWS
+from tests.integration.views_queries import CUT, JOINS, RANGES, SCALARS, SINGLE, TOP, TRAPS, WINDOWS, ZEROS
 from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
@@ -122,6 +122,21 @@ def test_joins_windows_scalars_and_ranges_are_equal_to_spark_on_kernels_after_ev
     assert count == len(queries)
     names = [type(placed.operator).__name__ for placed in kernels.chain.operators]
     assert not {"GatherRows", "StoredInput"} & set(names), "Spark computes none of them"
+
+
+@pytest.mark.crash
+@pytest.mark.rule("DBSP-20")
+def test_tables_without_deletes_keep_the_sign_of_zeros(
+    spark: Any, hand: tuple[dict[str, QueryTable], list[Step]], tmp_path: Path
+) -> None:
+    first, second, _ = views_oracle.steps(spark)
+    more = {
+        "u": [{"a": 1, "k": 5, "e": "q", "y": -0.0}, {"a": 6, "k": 5, "e": "q", "y": 0.0}],
+        "t": [{"a": 6, "b": 7, "x": -0.0}, {"a": 1, "b": 30, "x": 0.0}],
+    }
+    steps = [first, Step(inserts=second.inserts), Step(inserts=more)]
+    _, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], ZEROS, steps)
+    assert count == len(ZEROS)
 
 
 @pytest.mark.crash

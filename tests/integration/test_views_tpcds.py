@@ -1,21 +1,19 @@
 """TPC-DS: the queries are compiled, and their circuits equal Spark.
 
-`make test` runs some of them, `make crash` all. docs/reference/tpcds.md lists the results.
+docs/reference/tpcds.md lists how each query follows changes.
 """
 
 from typing import Any
 
 import pytest
 
+from tests import tpc_rungs
 from tests.integration import tpcds_queries_1_50, tpcds_queries_51_99, tpcds_tables, views_oracle
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Opaque
 from tidemill.views.circuit.rewrites import rewrite
 
 QUERIES = {**tpcds_queries_1_50.QUERIES, **tpcds_queries_51_99.QUERIES}
-
-# The queries with an opaque part. The list must not grow.
-OPAQUE = {"q10", "q35", "q41", "q45"}
 
 SHARES = 7
 
@@ -38,6 +36,12 @@ def test_queries_of_tpcds_equal_their_circuits(spark: Any, names: tuple[str, ...
         row_counts: list[int] = []
         wrong = views_oracle.differences(spark, cases, 4, row_counts)
     assert not wrong, "\n\n".join(map(str, wrong))
-    assert opaque == OPAQUE & set(names)
+    assert not opaque, "every query is split into operators"
     assert len(QUERIES) == 98
     assert sum(bool(rows) for rows in row_counts) > len(names) * 2 / 3, "most have rows to compare"
+
+
+@pytest.mark.crash
+def test_the_page_says_how_each_query_follows_changes(spark: Any) -> None:
+    answers = {suite: tpc_rungs.rungs_of(spark, suite) for suite in tpc_rungs.SUITES}
+    assert tpc_rungs.PAGE.read_text() == tpc_rungs.page(answers), "run python -m tests.tpc_rungs --page"

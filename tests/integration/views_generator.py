@@ -233,7 +233,8 @@ class Generator:
                 ]
         condition = self.chance.choice(conditions)
         if self.chance.random() < 0.2:
-            condition = f"{condition} AND {self.chance.choice(conditions[:2])}"
+            word = self.chance.choice(("AND", "OR"))
+            condition = f"{condition} {word} {self.chance.choice(conditions[:2])}"
         return condition
 
     def _alike(self, source: Relation, column: str) -> bool:

@@ -312,9 +312,49 @@ CUT = {
 JOINS = {
     "global distinct aggregates": "SELECT count(DISTINCT e) AS n, sum(DISTINCT k) AS s, count(*) AS m FROM (SELECT t.a, u.e, u.k FROM t JOIN u ON t.a = u.a)",
     "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
+    "exists and in below or": "SELECT a, b FROM t WHERE (a IN (SELECT a FROM u WHERE k < 150) AND b > 5) OR EXISTS (SELECT 1 FROM u WHERE u.a = t.a AND u.k > t.b + 150) OR c IS NULL",
+    "in with nulls below or": "SELECT a, b FROM t WHERE b IN (SELECT a FROM u) OR a IN (SELECT a FROM u WHERE y > 2)",
+    "exists in a case": "SELECT a, CASE WHEN NOT EXISTS (SELECT 1 FROM u WHERE u.a = t.a) THEN 'none' ELSE c END AS w FROM t",
+    "exists or a condition of groups": "SELECT a, count(*) AS n FROM t GROUP BY a HAVING count(*) > 1 OR EXISTS (SELECT 1 FROM u WHERE k > 250)",
+    "an equality in each branch of or": "SELECT a, b FROM t WHERE (SELECT count(*) FROM u WHERE (u.a = t.a AND e = 'x') OR (u.a = t.a AND k > 150)) > 0",
     "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
 }
-"""Queries with DISTINCT over joins, and with keys of different types, that have a kernel."""
+"""Queries with DISTINCT over joins, subqueries below OR, and keys of different types, that have a kernel."""
+
+ZEROS = {
+    "join": "SELECT w.a, to_json(struct(w.y, z.b)) AS j FROM u w JOIN t z ON w.a = z.a",
+    "left": "SELECT z.a, to_json(struct(w.y)) AS j FROM t z LEFT JOIN u w ON w.a = z.a",
+    "full": "SELECT z.a, to_json(struct(w.y, z.x)) AS j FROM t z FULL JOIN u w ON w.a = z.a",
+    "semi": "SELECT to_json(struct(w.y)) AS j FROM u w WHERE EXISTS (SELECT 1 FROM t z WHERE z.a = w.a)",
+    "anti": "SELECT to_json(struct(w.y)) AS j FROM u w WHERE NOT EXISTS (SELECT 1 FROM t z WHERE z.a = w.a AND z.b > 15)",
+    "floatkey": "SELECT to_json(struct(w.y, z.x)) AS j FROM u w JOIN t z ON w.y = z.x",
+    "group": "SELECT to_json(struct(y)) AS j, count(*) AS n FROM (SELECT y FROM u) GROUP BY y",
+    "sum": "SELECT a, to_json(struct(sum(y) AS m, avg(y) AS n)) AS j FROM u GROUP BY a",
+    "window": "SELECT a, to_json(struct(y)) AS j, row_number() OVER (PARTITION BY a ORDER BY k) AS r FROM u",
+    "lag": "SELECT a, to_json(struct(lag(y) OVER (PARTITION BY a ORDER BY k, e) AS l)) AS j FROM u",
+    "first": "SELECT a, to_json(struct(first_value(y) OVER (PARTITION BY a ORDER BY k, e ROWS 1 PRECEDING) AS l)) AS j FROM u",
+    "summed": "SELECT a, to_json(struct(sum(y) OVER (PARTITION BY a) AS l)) AS j FROM u",
+    "minw": "SELECT a, to_json(struct(min(y) OVER (PARTITION BY a ORDER BY k, e ROWS UNBOUNDED PRECEDING) AS l)) AS j FROM u",
+    "top": "SELECT to_json(struct(y)) AS j FROM (SELECT y, k, e FROM u ORDER BY k, e LIMIT 4)",
+    "toporder": "SELECT to_json(struct(y)) AS j, k FROM (SELECT y, k, e FROM u ORDER BY y DESC NULLS LAST, k, e LIMIT 4)",
+    "distinct": "SELECT to_json(struct(y)) AS j FROM (SELECT DISTINCT y FROM u)",
+    "except": "SELECT to_json(struct(y)) AS j FROM (SELECT y FROM u EXCEPT SELECT x FROM t)",
+    "exceptall": "SELECT to_json(struct(y)) AS j FROM (SELECT y FROM u EXCEPT ALL SELECT x FROM t)",
+    "union": "SELECT to_json(struct(y)) AS j FROM (SELECT y FROM u UNION SELECT x FROM t)",
+    "intersect": "SELECT to_json(struct(y)) AS j FROM (SELECT y FROM u INTERSECT SELECT x FROM t)",
+    "countd": "SELECT count(DISTINCT to_json(struct(y))) AS j, count(DISTINCT y) AS k FROM u",
+    "collect": "SELECT a, sort_array(collect_list(to_json(struct(y)))) AS j FROM u GROUP BY a",
+    "collectset": "SELECT a, sort_array(transform(collect_set(y), v -> to_json(struct(v)))) AS j FROM u GROUP BY a",
+    "structkey": "SELECT to_json(struct(s)) AS j, count(*) AS n FROM (SELECT struct(y) AS s FROM u) GROUP BY s",
+    "array": "SELECT to_json(struct(s)) AS j, count(*) AS n FROM (SELECT array(y) AS s FROM u) GROUP BY s",
+    "scalar": "SELECT a, to_json(struct((SELECT max(x) FROM t) AS m, y)) AS j FROM u",
+    "band": "SELECT to_json(struct(w.y)) AS j, z.b FROM u w JOIN t z ON w.k BETWEEN z.a AND z.b",
+    "notin": "SELECT to_json(struct(y)) AS j FROM u WHERE y NOT IN (SELECT x FROM t WHERE x IS NOT NULL)",
+    "explode": "SELECT to_json(struct(v)) AS j, count(*) AS n FROM (SELECT explode(array(y, -y)) AS v FROM u) GROUP BY v",
+    "project": "SELECT to_json(struct(y)) AS j, CAST(-y AS STRING) AS m, y * -1 AS z FROM u",
+    "keyed": "SELECT a, to_json(struct(percentile(y, 0.5) AS p, max_by(y, k) AS q)) AS j FROM u GROUP BY a",
+}
+"""Queries that show the sign of a zero. min and max of both zeros are left out: in Spark the order decides."""
 
 TOP = {
     "top texts over groups": f"SELECT a, n, s FROM {_GROUPS} ORDER BY s DESC NULLS LAST, n LIMIT 2",

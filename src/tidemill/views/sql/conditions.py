@@ -11,6 +11,7 @@ before. A date minus a month is monotonic.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Literal
 
 from sqlglot import exp
@@ -50,19 +51,50 @@ def implied(stage: SelectStage, node: exp.Expr) -> list[Condition]:
 
     They can be keys of a join (as in Q19 of TPC-H). The OR itself stays unchanged.
     """
+    shared, _ = _factors(stage, node)
+    return [condition for condition in shared if is_total(condition.expr, stage.context.functions)]
+
+
+def factored(stage: SelectStage, node: exp.Expr) -> list[Condition]:
+    """Return conditions of a subquery that together equal a condition that reads the outer query.
+
+    `(k AND p) OR (k AND q)` becomes `k` and `p OR q`. So k can be the key of a join, and `p OR q` a filter of
+    the subquery, as in Q41 of TPC-DS.
+    """
+    whole = parse_condition(stage, node, correlated=True)
+    if whole.expr.reads_clock:
+        return [whole]
+    shared, branches = _factors(stage, node, correlated=True)
+    if not shared:
+        return [whole]
+    keys = {condition.expr for condition in shared}
+    rest = [[each.expr for each in branch if each.expr not in keys] for branch in branches]
+    if not all(rest):  # one branch has no other condition
+        return shared
+    alternatives = [reduce(partial(_joined, "AND"), branch) for branch in rest]
+    return [*shared, Condition(reduce(partial(_joined, "OR"), alternatives))]
+
+
+def _joined(operator: str, left: Expr, right: Expr) -> Expr:
+    return binary(left, operator, right)
+
+
+def _factors(
+    stage: SelectStage, node: exp.Expr, *, correlated: bool = False
+) -> tuple[list[Condition], list[list[Condition]]]:
+    """Return the conditions that all branches of an OR contain, and those of each branch."""
     while isinstance(node, exp.Paren):
         node = node.this
     if not isinstance(node, exp.Or):
-        return []
+        return [], []
     branches = [
-        [parse_condition(stage, condition) for condition in stage.conjuncts(branch)]
+        [parse_condition(stage, condition, correlated) for condition in stage.conjuncts(branch)]
         for branch in _branches(node)
     ]
-    other_branches = [{condition.expr for condition in branch} for branch in branches[1:]]
-    shared = [
-        condition for condition in branches[0] if all(condition.expr in other for other in other_branches)
-    ]
-    return [condition for condition in shared if is_total(condition.expr, stage.context.functions)]
+    others = [{condition.expr for condition in branch} for branch in branches[1:]]
+    return [
+        condition for condition in branches[0] if all(condition.expr in other for other in others)
+    ], branches
 
 
 def _branches(node: exp.Expr) -> Iterator[exp.Expr]:

@@ -11,7 +11,7 @@ from tidemill.views.circuit.expr import Expr, column
 from tidemill.views.circuit.functions import GENERATORS
 from tidemill.views.circuit.operators import Distinct, Filter, Generate, Operator, Project, SortKey
 from tidemill.views.sql.catalog import NotDecomposed
-from tidemill.views.sql.conditions import Condition, filtered_rows, implied, parse_condition
+from tidemill.views.sql.conditions import Condition, factored, filtered_rows, implied, parse_condition
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.from_clause import FromClause, FromQueries, generated_names, generator
 from tidemill.views.sql.group_by import GroupedStage, GroupKeys, aggregate_call, aggregates
@@ -140,7 +140,11 @@ class SelectBlock:
         for conjunct in simple:
             parsed = parse_condition(stage, conjunct, correlated=self.outer is not None)
             if any(position < 0 for position in parsed.expr.columns):
-                correlated.append(parsed)
+                for factor in factored(stage, conjunct):
+                    if any(position < 0 for position in factor.expr.columns):
+                        correlated.append(factor)
+                    else:
+                        conditions.append((conjunct, factor.expr))
             else:
                 conditions += [(conjunct, further.expr) for further in implied(stage, conjunct)]
                 conditions.append((conjunct, parsed.expr))

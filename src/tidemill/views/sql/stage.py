@@ -178,6 +178,8 @@ class SelectStage:
             return None  # the function over arrays
         if isinstance(node, exp.Subquery) and self.subqueries is not None:
             return self._replace(node, column(self.subqueries.scalar(self, node)))
+        if isinstance(node, exp.Exists | exp.In) and self.subqueries is not None:
+            return self._replace(node, column(self.subqueries.column(self, node)))
         raise NotDecomposed("a subquery in an unsupported place")
 
     # --- names --------------------------------------------------------------------------------------------
@@ -279,7 +281,10 @@ class SelectStage:
 
 
 class SubqueryRule(Protocol):
-    """Turns scalar subqueries into columns of a stage: `tidemill.views.sql.subqueries.Subqueries`."""
+    """Turns subqueries into columns of a stage: `tidemill.views.sql.subqueries.Subqueries`."""
 
     def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
         """Append the value of a subquery to the stage's operator, and return the position of the value."""
+
+    def column(self, stage: SelectStage, node: exp.Exists | exp.In) -> int:
+        """Append the value of an EXISTS or IN to the stage's operator, and return the value's position."""

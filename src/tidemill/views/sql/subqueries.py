@@ -8,6 +8,9 @@ and the query is recomputed. The rules:
 - A correlated EXISTS or IN must be a simple select (no groups, no LIMIT, no windows). The conditions of its
   WHERE clause that read the outer query become keys (`inner = outer`, `inner <=> outer`) or the residual of
   the join.
+- An EXISTS or IN inside another expression, as in `a > 0 OR EXISTS (…)`, becomes a column that is true in the
+  rows of the semi join and false in those of the anti join. IN can also be NULL; the column is false then. So
+  this is done only where a condition of WHERE consists of AND, OR and the IN.
 - In NOT IN a pair of rows matches if the equality is true *or NULL*.
 - A correlated scalar subquery must be one expression of aggregates without GROUP BY, correlated by equality
   only. It becomes an aggregate grouped by the inner keys, and a left join with that aggregate. For a row
@@ -21,7 +24,7 @@ from sqlglot import exp
 
 from tidemill.views.aggregates.registry import Empty, aggregate
 from tidemill.views.circuit.expr import Expr, call, column, text
-from tidemill.views.circuit.operators import Join, JoinKey, JoinKind, Project, Scalar
+from tidemill.views.circuit.operators import Join, JoinKey, JoinKind, Project, Scalar, UnionAll
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.conditions import Condition, join_keys
 from tidemill.views.sql.group_by import GroupedStage, GroupKeys, aggregate_call, aggregates
@@ -72,6 +75,20 @@ class Subqueries:
             return True
         return False
 
+    def column(self, stage: SelectStage, node: exp.Exists | exp.In) -> int:
+        """Append the value of an EXISTS or IN to the stage's operator, and return the value's position."""
+        if isinstance(node, exp.In) and not _is_branch(node):
+            raise NotDecomposed("an IN with a subquery whose value can be NULL, in an unsupported place")
+        outer = stage.operator
+        self.predicate(stage, node)
+        semi = stage.operator
+        assert isinstance(semi, Join)
+        columns = tuple(column(i) for i in range(outer.width))
+        branches = ((semi, "true"), (replace(semi, join="anti"), "false"))
+        stage.operator = UnionAll(tuple(Project(rows, (*columns, text(value))) for rows, value in branches))
+        stage.replaced_nodes[id(node)] = column(outer.width)
+        return outer.width
+
     def _exists(self, stage: SelectStage, query: exp.Expr, negated: bool) -> None:
         kind: JoinKind = "anti" if negated else "semi"
         alone = self.builder.uncorrelated(query)
@@ -83,6 +100,8 @@ class Subqueries:
         stage.operator = Join(kind, stage.operator, rows.stage.operator, keys, residual)
 
     def _simple_rows(self, query: exp.Expr, stage: SelectStage) -> CorrelatedRows:
+        if type(stage) is not SelectStage:
+            raise NotDecomposed("a correlated subquery after GROUP BY")
         rows = self.builder.correlated_rows(query, stage)
         if any(True for item in rows.items for _ in aggregates(stage.context, item)):
             # An aggregate without groups always returns a row.
@@ -166,6 +185,14 @@ class Subqueries:
 
         columns = tuple(column(i) for i in range(width))
         stage.operator = Project(joined, (*columns, value.with_columns(guarded)))
+
+
+def _is_branch(node: exp.Expr) -> bool:
+    """Return whether only AND and OR connect a node with a condition of WHERE, so NULL there means false."""
+    above = node.parent
+    while isinstance(above, exp.And | exp.Or | exp.Paren):
+        above = above.parent
+    return isinstance(above, exp.Where)
 
 
 def split_conditions(rows: CorrelatedRows, width: int) -> tuple[tuple[JoinKey, ...], tuple[Expr, ...]]:
