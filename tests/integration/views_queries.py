@@ -302,7 +302,6 @@ CUT = {
     "filtered window over groups": f"SELECT a, s, max(s) FILTER (WHERE n > 1) OVER (ORDER BY s) AS r FROM {_GROUPS}",
     "groups over a window over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT count(*) FILTER (WHERE n > 1) OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
     "not in over groups": f"SELECT a, n FROM {_GROUPS} WHERE a NOT IN (SELECT a FROM u WHERE k < 250)",
-    "product with one row": "SELECT t.a, b, m FROM t CROSS JOIN (SELECT max(k) AS m FROM u) v",
     "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, count(s) FILTER (WHERE n > 1) OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
     "window of nothing": "SELECT a, max(n) FILTER (WHERE a > 1) OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
     "many first groups": f"SELECT a, n FROM {_GROUPS} ORDER BY n DESC, a LIMIT 1000 OFFSET 1",
@@ -312,6 +311,10 @@ CUT = {
 JOINS = {
     "global distinct aggregates": "SELECT count(DISTINCT e) AS n, sum(DISTINCT k) AS s, count(*) AS m FROM (SELECT t.a, u.e, u.k FROM t JOIN u ON t.a = u.a)",
     "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
+    "product with one row": "SELECT t.a, b, m FROM t CROSS JOIN (SELECT max(k) AS m FROM u) v",
+    "product with one row of two columns": "SELECT t.a, b, m, n FROM t CROSS JOIN (SELECT max(k) AS m, count(*) AS n FROM u) v WHERE t.b < 1000",
+    "products of rows alone": "SELECT m, n, s FROM (SELECT max(k) AS m FROM u) p, (SELECT count(*) AS n, sum(b) AS s FROM t) q",
+    "a product that two queries filter": "SELECT p.n, q.n AS m FROM (SELECT count(*) AS n FROM t, u WHERE t.a = u.a AND b > 5) p, (SELECT count(*) AS n FROM t, u WHERE t.a = u.a AND b < 15) q",
     "exists and in below or": "SELECT a, b FROM t WHERE (a IN (SELECT a FROM u WHERE k < 150) AND b > 5) OR EXISTS (SELECT 1 FROM u WHERE u.a = t.a AND u.k > t.b + 150) OR c IS NULL",
     "in with nulls below or": "SELECT a, b FROM t WHERE b IN (SELECT a FROM u) OR a IN (SELECT a FROM u WHERE y > 2)",
     "exists in a case": "SELECT a, CASE WHEN NOT EXISTS (SELECT 1 FROM u WHERE u.a = t.a) THEN 'none' ELSE c END AS w FROM t",

@@ -3,14 +3,17 @@
 `FROM a, b, c WHERE a.x = c.x AND b.y = c.y` means cross products with a filter. This module joins the
 relations in the order in which they are written, but prefers a relation that an equality connects to the
 relations already joined. So a cross product remains only if no key exists. The columns keep their order.
+
+A relation with exactly one row, such as `SELECT avg(amount) FROM orders`, needs no product: its columns are
+added to every row, like the value of a scalar subquery.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidemill.views.circuit.expr import Expr, binary, column
-from tidemill.views.circuit.operators import Filter, Join, JoinKey, Operator, Project
+from tidemill.views.circuit.expr import Expr, Part, binary, column, merge_parts
+from tidemill.views.circuit.operators import Aggregate, Filter, Join, JoinKey, Operator, Project, Scalar
 from tidemill.views.circuit.total_expressions import equal_columns
 
 
@@ -165,10 +168,11 @@ def _ordered(
     predicates: list[tuple[JoinPredicate, frozenset[int]]],
     not_total: list[Expr],
 ) -> Operator:
-    result = inputs[0]
-    joined = {0}
-    places = {leaves[0].offset + i: i for i in range(inputs[0].width)}
-    waiting = list(range(1, len(leaves)))
+    waiting = sorted(range(len(leaves)), key=lambda n: has_one_row(inputs[n]))  # stable: others come first
+    first = waiting.pop(0)
+    result = inputs[first]
+    joined = {first}
+    places = {leaves[first].offset + i: i for i in range(inputs[first].width)}
     remaining = list(predicates)
     while waiting:
         connected = [
@@ -193,6 +197,9 @@ def _ordered(
         remaining = later
         joined.add(new)
         places.update(new_places)
+        if not keys and not residual and has_one_row(inputs[new]):
+            result = _with_row(result, inputs[new])
+            continue
         kind = "inner" if keys or residual else "cross"
         result = Join(kind, result, inputs[new], tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(residual)))  # type: ignore[arg-type]
     conditions = [predicate.expr for predicate, _ in remaining] + not_total
@@ -202,3 +209,26 @@ def _ordered(
     if [expr.column for expr in order] != list(range(result.width)):
         result = Project(result, order)
     return result
+
+
+def has_one_row(op: Operator) -> bool:
+    """Return whether an operator always returns exactly one row."""
+    if isinstance(op, Project | Scalar):
+        return has_one_row(op.input)
+    if isinstance(op, Join):
+        return op.join == "cross" and has_one_row(op.left) and has_one_row(op.right)
+    return isinstance(op, Aggregate) and not op.groups and op.sets is None
+
+
+def _with_row(op: Operator, row: Operator) -> Operator:
+    """Append the columns of an operator with one row. One operator adds them all, as a struct."""
+    width = op.width
+    if row.width == 1:
+        return Scalar(op, row)
+    parts: list[Part] = []
+    for i in range(row.width):
+        parts += [f"{', ' if i else ''}'f{i}', ", i]
+    struct = Expr(merge_parts(("named_struct(", *parts, ")")), frozenset({"named_struct"}))
+    added = Scalar(op, Project(row, (struct,)))
+    fields = (Expr((width, f".f{i}")) for i in range(row.width))
+    return Project(added, (*(column(i) for i in range(width)), *fields))

@@ -68,7 +68,13 @@ class PushDown:
         return self.rebuilt_operators[op]
 
     def shared(self, op: Operator) -> bool:
-        """Return whether several operators read this operator, so that it must stay as it is."""
+        """Return whether several operators read this operator, so that it must stay as it is.
+
+        A cross product is never computed for several operators: each of them can have conditions that make it
+        a join with keys.
+        """
+        if isinstance(op, Join) and op.join == "cross":
+            return False
         return self.readers[op] > 1 and self.never_raises(op)
 
     def pushed(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
