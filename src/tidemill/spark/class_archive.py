@@ -42,8 +42,8 @@ MOST_ARCHIVES: Final = 3
 _QUIET: Final = "-Xlog:cds*=off -Xlog:class+path*=off -Xlog:dynamic*=off"
 """Says nothing about an archive that does not fit."""
 
-_ENDS_S: Final = 300.0
-"""How long Java may take to write an archive."""
+_ENDS_S: Final = 1800.0
+"""How long making an archive may take. It is work of the lowest priority, so a busy machine delays it."""
 
 
 def options(env: Mapping[str, str]) -> str:
