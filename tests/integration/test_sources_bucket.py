@@ -112,7 +112,7 @@ def test_a_bucket_is_declared_by_one_text() -> None:
     whole = bucket("gs://landing", format="json")
     assert (whole.prefix, whole.pattern.text) == ("", "**")
     assert bucket("gs://landing/in", format="json").prefix == "in/"
-    context = SourceContext(pipeline="shop", dataset="orders", base=Path("/x"), secret=bytes)
+    context = SourceContext(pipeline="shop", dataset="orders", label="orders", base=Path("/x"), secret=bytes)
     assert spec.resolve(context) is spec
     for wrong in ("landing/*.json", "http://x/*.json", "s3://landing/*"):
         with pytest.raises(BadSource):
