@@ -11,12 +11,13 @@ from tidemill.arcs.events import ArcLotMissing
 from tidemill.cluster.events import NodeLeft, NodeLost
 from tidemill.errors import StoreUnavailable
 from tidemill.obs import event_log
-from tidemill.obs.event_log import EventFilter, EventLog, without_secrets
+from tidemill.obs.event_log import EventFilter, EventLog
 from tidemill.obs.json_log import JsonLog
 from tidemill.obs.keys import ObservationKeys
 from tidemill.obs.lines import Severity
 from tidemill.store import open_store
 from tidemill.store.memory import MemoryStore
+from tidemill.store.secrets import redact_text
 from tidemill.testing import FakeClock
 from tidemill.triggers.events import RunFailed
 
@@ -126,7 +127,7 @@ def test_secrets_of_urls_reach_neither_the_log_nor_the_lines(log: EventLog) -> N
     lines = io.StringIO()
     JsonLog(lines, pipeline="shop")(failed(message))
     assert SECRET not in lines.getvalue()
-    assert "postgresql://ann:***@db" in without_secrets(message)
+    assert "postgresql://ann:***@db" in redact_text(message)
 
 
 def test_json_lines_have_the_time_the_severity_and_the_fields(clock: FakeClock) -> None:

@@ -6,7 +6,6 @@ too many. So the log may lack events, and no decision of a pipeline depends on i
 their commits: a reader that continues after a row misses nothing.
 """
 
-import re
 from contextlib import suppress
 from functools import partial
 
@@ -20,7 +19,7 @@ from tidemill.obs.lines import Severity, line_of
 from tidemill.obs.waiting_events import WaitingEvents
 from tidemill.store import Store, Tx
 from tidemill.store.port import Row, read_counter
-from tidemill.store.secrets import redact
+from tidemill.store.secrets import redact_text
 
 KEEP_S = 14 * 86_400.0
 """How long events are kept unless the pipeline says otherwise."""
@@ -33,7 +32,6 @@ BATCH = 100
 MOST_TEXT = 2_000
 MOST_DETAILS = 8_000
 _LOT_FIELDS = ("lot", "step")
-_URL = re.compile(r"[A-Za-z][\w+.-]{0,31}://[^\s'\"<>]+")  # bounded: a long word must not take long
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,15 +94,6 @@ RANK = {severity: number for number, severity in enumerate(Severity)}
 _decoder = msgspec.msgpack.Decoder(LoggedEvent)
 
 
-def without_secrets(text: str) -> str:
-    """Return a text without the passwords and tokens of the URLs in it.
-
-    >>> without_secrets("cannot connect to postgresql://ann:s3cret@db/shop")
-    'cannot connect to postgresql://ann:***@db/shop'
-    """
-    return _URL.sub(lambda match: redact(match[0]), text)
-
-
 def logged(event: Event, at: float, pipeline: str, node: str) -> LoggedEvent | None:
     """Return the row of an event; None if it has no description for users."""
     line = line_of(event)
@@ -113,13 +102,13 @@ def logged(event: Event, at: float, pipeline: str, node: str) -> LoggedEvent | N
     fields = msgspec.to_builtins(event)
     kind = fields.pop("type", type(event).__name__)
     lot = next((str(fields[name]) for name in _LOT_FIELDS if fields.get(name)), "")
-    details = without_secrets(msgspec.json.encode(fields).decode())
+    details = redact_text(msgspec.json.encode(fields).decode())
     return LoggedEvent(
         at=at,
         kind=kind,
         severity=line.severity,
         about=line.about,
-        text=without_secrets(line.text)[:MOST_TEXT],
+        text=redact_text(line.text)[:MOST_TEXT],
         pipeline=pipeline,
         node=node,
         lot=lot,

@@ -8,8 +8,8 @@ import msgspec
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.events import Event
-from tidemill.obs.event_log import without_secrets
 from tidemill.obs.lines import line_of
+from tidemill.store.secrets import redact_text
 
 
 class JsonLog:
@@ -44,7 +44,7 @@ class JsonLog:
         }
         if line is not None:
             head |= {"about": line.about, "message": line.text}
-        body = without_secrets(msgspec.json.encode(head | {**fields, **head}).decode())
+        body = redact_text(msgspec.json.encode(head | {**fields, **head}).decode())
         with self._lock:
             self._file.write(body + "\n")
             self._file.flush()

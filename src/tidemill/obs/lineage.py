@@ -30,6 +30,7 @@ from tidemill.lots.checks import Check
 from tidemill.obs.waiting_events import WaitingEvents
 from tidemill.publish.events import ChecksFailed
 from tidemill.sources.events import WindowPublished
+from tidemill.store.secrets import redact_text
 from tidemill.views.circuit.column_lineage import ColumnLineage
 from tidemill.views.steps.events import StepAbandoned, StepCommitted, ViewChecked
 
@@ -219,7 +220,9 @@ class LineageEvents:
             job_facets["sql"] = SQLJobFacet(query=job.sql, dialect="spark")
         run_facets: dict[str, Any] = {"parent": self._parent_facet()}
         if error:
-            run_facets["errorMessage"] = ErrorMessageRunFacet(message=error, programmingLanguage="PYTHON")
+            run_facets["errorMessage"] = ErrorMessageRunFacet(
+                message=redact_text(error), programmingLanguage="PYTHON"
+            )
         outputs = []
         for table in job.writes:
             facets = self._dataset_facets(table)

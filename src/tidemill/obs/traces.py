@@ -27,11 +27,11 @@ from typing import Any, cast
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
 from tidemill.clock import SYSTEM, Clock
 from tidemill.events import Emit, Event, ignore
-from tidemill.obs.event_log import without_secrets
 from tidemill.obs.events import TracesUnsent
 from tidemill.obs.lineage import LineageGraph
 from tidemill.publish.events import ChecksFailed, PartEnded
 from tidemill.sources.events import BatchFetched, BatchReceived, WindowPublished, WindowTaken
+from tidemill.store.secrets import redact_text
 from tidemill.triggers.events import RunStarted
 from tidemill.views.steps.events import StepAbandoned, StepCommitted
 
@@ -262,7 +262,7 @@ class Traces:
         for title, known, at in notes:
             span.add_event(title, {f"tidemill.{key}": _safe(value) for key, value in known.items()}, at)
         if error:
-            span.set_status(Status(StatusCode.ERROR, without_secrets(error)))
+            span.set_status(Status(StatusCode.ERROR, redact_text(error)))
         span.end(max(began_ns, self._now()))
 
     def _context(self, trace: int, parent: str | None, name: str) -> Any:
@@ -281,7 +281,7 @@ class Traces:
 
 
 def _safe(value: Any) -> Any:
-    return without_secrets(value) if isinstance(value, str) else value
+    return redact_text(value) if isinstance(value, str) else value
 
 
 def wanted() -> str:
@@ -333,7 +333,7 @@ def traces_of(
             clock=clock,
         )
     except Exception as error:  # noqa: BLE001 - a plug-in of the user raises anything; the pipeline must run
-        emit(TracesUnsent(error=without_secrets(f"{type(error).__name__}: {error}")))
+        emit(TracesUnsent(error=redact_text(f"{type(error).__name__}: {error}")))
         yield ignore
         return
     try:

@@ -26,12 +26,12 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import TidemillError, UsageError, describe
 from tidemill.futures.client import queries
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.obs.event_log import EventFilter, without_secrets
+from tidemill.obs.event_log import EventFilter
 from tidemill.pipeline import gaps, observing
 from tidemill.pipeline.reader import failed
 from tidemill.pipeline.settings import environment
 from tidemill.pipeline.status import status_of
-from tidemill.store.secrets import Scrubber, names_secret
+from tidemill.store.secrets import Scrubber, names_secret, redact_text
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -51,7 +51,7 @@ def write_bundle(pipeline: "Pipeline", target: BytesIO) -> dict[str, int]:
     sizes = {}
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, collect in _files(pipeline).items():
-            text = without_secrets(scrub(_text(collect)))
+            text = redact_text(scrub(_text(collect)))
             if any(secret in text for secret in secrets):
                 raise UsageError(
                     f"the file {name} of the bundle would contain a secret, so nothing is written",

@@ -21,6 +21,9 @@ _HEADLESS = re.compile(r"(?P<name>[^/:@]+):(?P<secret>.*)@(?P<host>[^@]*)$", re.
 _AUTHORITY_END = re.compile(r"[/?#]")
 
 
+_IN_TEXT = re.compile(r"[A-Za-z][\w+.-]{0,31}://[^\s'\"<>]+")  # bounded: a long word must not take long
+
+
 def redact(url: str) -> str:
     """Return the URL without its password and secret parameters.
 
@@ -107,3 +110,12 @@ class Scrubber:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
+
+
+def redact_text(text: str) -> str:
+    """Return a text without the passwords and tokens of the URLs in it.
+
+    >>> redact_text("cannot connect to postgresql://ann:s3cret@db/shop")
+    'cannot connect to postgresql://ann:***@db/shop'
+    """
+    return _IN_TEXT.sub(lambda match: redact(match[0]), text)

@@ -7,7 +7,7 @@ from tidemill.ui import formats
 from tidemill.ui.model.answers import Graph, GraphNode, HealthPage, OperatorAnswer
 
 WIDTH, HEIGHT = 162, 46
-ACROSS, DOWN = 208, 60
+ACROSS, DOWN = 200, 60
 MARGIN = 14
 
 CHART_WIDTH, CHART_HEIGHT = 320, 72

@@ -3,7 +3,7 @@
 An exception may be an object of the user's code. Its `__str__` may raise, and pickling or unpickling it may
 fail. Unpickling often fails because the arguments of `__init__` are not the same as those in `args`. The
 failure of the task must be recorded anyway, so the functions here do not raise for such an exception
-(FUT-50).
+(FUT-50). Passwords in URLs are removed from the texts: the page, the log and alerts show them (STO-14).
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from tidemill.errors import without_java_frames
 from tidemill.futures.protocol.rows import Failure
 from tidemill.futures.values import pickling
 from tidemill.futures.values.signatures import Signer
+from tidemill.store.secrets import redact_text
 
 MOST_PICKLED_BYTES = 24_000
 MOST_MESSAGE = 4_000
@@ -36,8 +37,8 @@ def dump_failure(
     return Failure(
         kind=kind,
         type=_name(type(error)),
-        message=_shortened(_text(error), MOST_MESSAGE),
-        traceback=_shortened(_traceback(error), MOST_TRACEBACK),
+        message=_shortened(redact_text(_text(error)), MOST_MESSAGE),
+        traceback=_shortened(redact_text(_traceback(error)), MOST_TRACEBACK),
         pickled=pickled,
         signature=signer.sign(_DOMAIN, pickled) if pickled else b"",
         node=node,
