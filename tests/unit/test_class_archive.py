@@ -65,7 +65,12 @@ def test_it_is_used_only_if_nobody_else_can_write_to_it(env: dict[str, str]) -> 
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"classes")
     path.chmod(0o600)
+    assert class_archive.options(env) == "", "it may not be whole"
+    path.with_suffix(".size").write_text("7")
     assert f"-XX:SharedArchiveFile={path}" in class_archive.options(env)
+    path.write_bytes(b"class")
+    assert class_archive.options(env) == "", "it was truncated"
+    path.write_bytes(b"classes")
     path.chmod(0o620)
     assert class_archive.options(env) == ""
     path.chmod(0o600)
@@ -83,6 +88,7 @@ def test_a_run_makes_it_once_in_the_background(env: dict[str, str], monkeypatch:
     assert options["start_new_session"]
     archive(env).parent.mkdir()
     archive(env).write_bytes(b"classes")
+    archive(env).with_suffix(".size").write_text("7")
     assert not class_archive.make_in_background(env)
 
 
@@ -116,3 +122,6 @@ def test_one_process_makes_it_and_a_failure_leaves_nothing(
     kept = sorted(file.name for file in path.parent.glob("spark-*.jsa"))
     assert kept == sorted([path.name, "spark-2.jsa", "spark-3.jsa"])
     assert not class_archive.make(path), "it exists"
+    path.write_bytes(b"cl")
+    assert class_archive.make(path), "it is damaged"
+    assert path.read_bytes() == b"classes"

@@ -49,7 +49,8 @@ _ENDS_S: Final = 1800.0
 def options(env: Mapping[str, str]) -> str:
     """Return the Java options that use the archive; empty if there is none, or if it is switched off."""
     path = archive_path(env)
-    return f'"-XX:SharedArchiveFile={path}" {_QUIET}' if path is not None and _is_ours(path) else ""
+    usable = path is not None and _is_whole(path) and _is_ours(path)
+    return f'"-XX:SharedArchiveFile={path}" {_QUIET}' if usable else ""
 
 
 def archive_path(env: Mapping[str, str]) -> Path | None:
@@ -94,6 +95,24 @@ def _stats(files: list[Path]) -> list[str]:
     return [f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in stats]
 
 
+def forget(path: Path) -> None:
+    """Delete an archive with which Spark did not start."""
+    path.unlink(missing_ok=True)
+    _size_file(path).unlink(missing_ok=True)
+
+
+def _size_file(path: Path) -> Path:
+    return path.with_suffix(".size")
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the archive has the size with which it was made: Java crashes on a truncated one."""
+    try:
+        return int(_size_file(path).read_text()) == path.stat().st_size
+    except (OSError, ValueError):
+        return False
+
+
 def _is_ours(path: Path) -> bool:
     """Return whether this user alone can write to the archive and its folder."""
     try:
@@ -113,7 +132,7 @@ def make_in_background(env: Mapping[str, str]) -> bool:
     starts as before.
     """
     path = archive_path(env)
-    if path is None or path.exists() or sys.platform != "linux":
+    if path is None or _is_whole(path) or sys.platform != "linux":
         return False
     command = ["nice", "-n", "19", sys.executable, "-m", "tidemill.spark.class_archive", str(path)]
     with contextlib.suppress(OSError):
@@ -138,7 +157,7 @@ def make(path: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        if path.exists():
+        if _is_whole(path):
             return False
         with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as scratch:
             made = Path(scratch) / path.name
@@ -148,6 +167,8 @@ def make(path: Path) -> bool:
             if done.returncode or not made.exists():
                 return False
             made.chmod(0o600)
+            forget(path)
+            _size_file(path).write_text(str(made.stat().st_size))
             made.replace(path)
     _delete_old(path)
     return True
@@ -156,7 +177,7 @@ def make(path: Path) -> bool:
 def _delete_old(newest: Path) -> None:
     archives = sorted(newest.parent.glob("spark-*.jsa"), key=lambda file: file.stat().st_mtime, reverse=True)
     for old in [file for file in archives if file != newest][MOST_ARCHIVES - 1 :]:
-        old.unlink(missing_ok=True)
+        forget(old)
 
 
 def _use_spark(archive: str, folder: str) -> None:

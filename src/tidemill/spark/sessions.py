@@ -240,15 +240,25 @@ def _start(settings: SparkSettings) -> "SparkSession":
     running = _running()
     if running is not None:
         return _sibling(running, master, settings)
-    chosen = settings.all_conf()
+    chosen, archive = settings.all_conf(), None
     if settings.local and not any(name in chosen[_JAVA_OPTIONS] for name in class_archive.OWN_OPTIONS):
-        archive = class_archive.options(os.environ)
-        chosen[_JAVA_OPTIONS] = f"{_LATER_C2} {chosen[_JAVA_OPTIONS]} {archive}".strip()
-    conf: dict[str, bool | float | int | str | None] = {**chosen}
-    builder = SparkSession.builder.master(master).appName(settings.app).config(map=conf)
+        chosen[_JAVA_OPTIONS] = f"{_LATER_C2} {chosen[_JAVA_OPTIONS]}"
+        archive = class_archive.archive_path(os.environ)
+    options = class_archive.options(os.environ) if archive is not None else ""
+
+    def start(java_options: str) -> "SparkSession":
+        conf: dict[str, bool | float | int | str | None] = {**chosen, _JAVA_OPTIONS: java_options.strip()}
+        return SparkSession.builder.master(master).appName(settings.app).config(map=conf).getOrCreate()
+
     with _environment(settings):
         try:
-            return builder.getOrCreate()
+            try:
+                return start(f"{chosen.get(_JAVA_OPTIONS, '')} {options}")
+            except Exception as error:
+                if archive is None or not options or "JAVA_GATEWAY_EXITED" not in str(error):
+                    raise
+                class_archive.forget(archive)  # it may be damaged
+                return start(chosen[_JAVA_OPTIONS])
         except Exception as error:
             raise SparkUnavailable(f"Spark did not start with the master {master}: {error}") from error
 
