@@ -1,4 +1,4 @@
-"""Structured Streaming: the same query, insert-only, with customers who never move.
+"""Structured Streaming: the same query over one table with inserts alone; the other tables never change.
 
 It supports no more than this: it accepts no deletes, and a join with a static table stores no state, so
 orders cannot follow a customer who moves. A file per step is moved into a folder that a query watches;
@@ -27,15 +27,18 @@ class Streaming:
         self.spark, flags = opened(memory, folder, **MORE)
         return flags
 
-    def start(self, base: list[str], customers: str, ddl: dict[str, str], sql: str) -> float:
-        """Start the query over the base; return the seconds until it is processed."""
+    def start(
+        self, base: list[str], table: str, others: dict[str, str], ddl: dict[str, str], sql: str
+    ) -> float:
+        """Start the query over the base of a table and the other tables; return the seconds it takes."""
         self.arriving = f"{self.folder}/arriving"
         Path(self.arriving).mkdir()
         for number, path in enumerate(base):
             shutil.copy(path, f"{self.arriving}/base-{number:02}.parquet")
-        self.spark.read.schema(ddl["customers"]).parquet(customers).createOrReplaceTempView("customers")
-        stream = self.spark.readStream.schema(ddl["orders"]).parquet(self.arriving)
-        stream.createOrReplaceTempView("orders")
+        for name, path in others.items():
+            self.spark.read.schema(ddl[name]).parquet(path).createOrReplaceTempView(name)
+        stream = self.spark.readStream.schema(ddl[table]).parquet(self.arriving)
+        stream.createOrReplaceTempView(table)
         out = f"{self.folder}/changed"
 
         def keep(batch: Any, number: int) -> None:

@@ -136,7 +136,12 @@ def _streaming(stage: Stage, followed: Followed, stack: ExitStack) -> Once:
     streaming = stack.enter_context(stage.opened(STREAMING, memory=stage.scale.memory, folder=str(folder)))
     base = files_of(shop.base / "orders")
     took = streaming.ask(
-        "start", base=base, customers=str(shop.base / "customers"), ddl=followed.ddl, sql=query.sql
+        "start",
+        base=base,
+        table="orders",
+        others={"customers": str(shop.base / "customers")},
+        ddl=followed.ddl,
+        sql=query.sql,
     )
     stage.report.say(f"streaming has read the base in {took:.1f} s")
 
