@@ -35,7 +35,7 @@ QUERIES = {
     "texts": "SELECT a + 1 AS p, upper(v) AS v FROM t WHERE b > 0",
     "distinct": "SELECT DISTINCT x, ts, tn FROM t",
     "top": "SELECT a, b FROM t ORDER BY b DESC LIMIT 3",
-    "filtered": "SELECT a, max(b) FILTER (WHERE b > 1) OVER (ORDER BY b) AS r FROM t",
+    "filtered": "SELECT a, bool_or(b > 2) FILTER (WHERE b > 1) OVER (ORDER BY b) AS r FROM t",
 }
 
 

@@ -31,7 +31,7 @@ p.view("good", "SELECT count(*) AS n FROM t")
 """
 
 RANKS = """
-SELECT g, v, count(*) FILTER (WHERE v > 0) OVER (ORDER BY v DESC) AS place
+SELECT g, v, count_if(v > 0) OVER (ORDER BY v DESC) AS place
 FROM (SELECT g, {value} AS v FROM t GROUP BY g)
 """
 

@@ -15,7 +15,18 @@ from tests.integration import views_oracle
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_planned import PlannedQueries
-from tests.integration.views_queries import CUT, JOINS, RANGES, SCALARS, SINGLE, TOP, TRAPS, WINDOWS, ZEROS
+from tests.integration.views_queries import (
+    CHOSEN,
+    CUT,
+    JOINS,
+    RANGES,
+    SCALARS,
+    SINGLE,
+    TOP,
+    TRAPS,
+    WINDOWS,
+    ZEROS,
+)
 from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
@@ -31,7 +42,7 @@ from tidemill.views.trace.version import TraceChanges
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-HAND = {**SINGLE, **TRAPS, **CUT, **JOINS, **TOP, **SCALARS, **RANGES, **WINDOWS}
+HAND = {**SINGLE, **TRAPS, **CUT, **JOINS, **TOP, **SCALARS, **RANGES, **WINDOWS, **CHOSEN}
 DRAWN = {f"seed {n}": Generator(n).query() for n in range(30)}
 AS_JOBS = 16
 
@@ -109,7 +120,7 @@ def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
 
 
 @pytest.mark.rule("DBSP-11", "DBSP-14", "DBSP-15", "DBSP-20")
-def test_joins_windows_scalars_and_ranges_are_equal_to_spark_on_kernels_after_every_step(
+def test_joins_windows_scalars_ranges_and_chosen_rows_are_equal_to_spark_on_kernels_after_every_step(
     spark: Any,
     hand: tuple[dict[str, QueryTable], list[Step]],
     tmp_path: Path,
@@ -117,9 +128,9 @@ def test_joins_windows_scalars_and_ranges_are_equal_to_spark_on_kernels_after_ev
 ) -> None:
     monkeypatch.setattr(ordered_trace, "BLOCK_ROWS", 2)
     kinds = dict.fromkeys(views_oracle.TABLES, "changes")
-    queries = {**JOINS, **WINDOWS, **SCALARS, **RANGES}
+    queries = {**JOINS, **WINDOWS, **SCALARS, **RANGES, **CHOSEN}
     kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], queries, hand[1][:3], kinds=kinds)
-    assert count == len(queries)
+    assert count == len(queries), kernels.group.reasons
     names = [type(placed.operator).__name__ for placed in kernels.chain.operators]
     assert not {"GatherRows", "StoredInput"} & set(names), "Spark computes none of them"
 

@@ -30,7 +30,7 @@ SALES = """
 CHEAP = "SELECT upper(item) AS item, price * 2 AS price FROM orders WHERE price < 50"
 BEST = """
     SELECT item, id, price FROM (
-        SELECT *, count(*) FILTER (WHERE id >= 0) OVER (PARTITION BY item ORDER BY price DESC, id) AS place
+        SELECT *, count_if(id >= 0) OVER (PARTITION BY item ORDER BY price DESC, id) AS place
         FROM orders)
     WHERE place <= 2"""
 LONELY = "SELECT c.id, c.region, o.item FROM customers c LEFT JOIN orders o ON o.cust = c.id"

@@ -299,11 +299,11 @@ def pairs() -> dict[str, str]:
 _GROUPS = "(SELECT a, count(*) AS n, sum(b) AS s FROM t GROUP BY a) g"
 
 CUT = {
-    "filtered window over groups": f"SELECT a, s, max(s) FILTER (WHERE n > 1) OVER (ORDER BY s) AS r FROM {_GROUPS}",
-    "groups over a window over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT count(*) FILTER (WHERE n > 1) OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
+    "filtered window over groups": f"SELECT a, s, bool_or(s > 10) FILTER (WHERE n > 1) OVER (ORDER BY s) AS r FROM {_GROUPS}",
+    "groups over a window over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT count_if(n > 1) OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
     "not in over groups": f"SELECT a, n FROM {_GROUPS} WHERE a NOT IN (SELECT a FROM u WHERE k < 250)",
-    "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, count(s) FILTER (WHERE n > 1) OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
-    "window of nothing": "SELECT a, max(n) FILTER (WHERE a > 1) OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
+    "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, count_if(s IS NOT NULL AND n > 1) OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
+    "window of nothing": "SELECT a, bool_or(n > 1) FILTER (WHERE a > 1) OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
     "many first groups": f"SELECT a, n FROM {_GROUPS} ORDER BY n DESC, a LIMIT 1000 OFFSET 1",
 }
 """Queries with an operator that is recomputed from its stored inputs, and other operators that are not."""
@@ -402,6 +402,8 @@ WINDOWS = {
     "first row numbers by expressions": "SELECT k, e FROM u QUALIFY 3 > row_number() OVER (PARTITION BY upper(e) ORDER BY k + 1 DESC, y)",
     "distribution": "SELECT a, percent_rank() OVER (PARTITION BY a ORDER BY ts) AS p, cume_dist() OVER (PARTITION BY a ORDER BY ts) AS q, ntile(2) OVER (PARTITION BY a ORDER BY ts) AS t FROM t",
     "neighbours of rows": "SELECT k, lag(e) OVER (ORDER BY k, y) AS p, lead(k, 2) OVER (ORDER BY k, y) AS q FROM u",
+    "neighbours or else": "SELECT k, lag(k, 1, -1L) OVER (ORDER BY k, y) AS p, lead(e, 2, concat(e, '!')) OVER (PARTITION BY a ORDER BY k, y) AS q FROM u",
+    "filtered totals": "SELECT a, b, count(*) FILTER (WHERE b > 5) OVER (PARTITION BY c ORDER BY b) AS n, sum(d) FILTER (WHERE x > 0) OVER (PARTITION BY c ORDER BY b) AS s, max(d) FILTER (WHERE b > 5 OR a = 1) OVER () AS m FROM t",
     "running totals": "SELECT a, d, sum(d) OVER (PARTITION BY c ORDER BY day) AS s, avg(d) OVER (PARTITION BY c ORDER BY day) AS m, count(b) OVER (PARTITION BY c ORDER BY day) AS n FROM t",
     "running rows": "SELECT a, sum(b) OVER (ORDER BY ts DESC ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS s FROM t WHERE b < 100",
     "frames of rows": "SELECT k, sum(k) OVER w AS s, min(e) OVER w AS l, last_value(k) OVER w AS v FROM u WINDOW w AS (ORDER BY k NULLS LAST, y ROWS BETWEEN 1 PRECEDING AND 2 FOLLOWING)",
@@ -412,3 +414,13 @@ WINDOWS = {
     "nested values in a window": "SELECT id, row_number() OVER (ORDER BY id DESC) AS r, s, arr FROM n",
 }
 """Queries whose window functions have a kernel."""
+
+CHOSEN = {
+    "first and last rows": "SELECT c, first(b) AS f, last(d) AS l, any_value(x) AS v FROM t GROUP BY c",
+    "rows by order": "SELECT a, max_by(c, b) AS m, min_by(day, x) AS n, max_by(d, ts) FILTER (WHERE b > 5) AS f FROM t GROUP BY a",
+    "rows by order of all": "SELECT max_by(b, d) AS m, min_by(c, x) AS n, first(a) AS f, count(*) AS k, sum(DISTINCT b) AS s FROM t",
+    "rows by order in sets": "SELECT a, c, max_by(b, day) AS m, last(x) AS l FROM t GROUP BY GROUPING SETS ((a), (c), ())",
+    "rows of nested values": "SELECT id % 2 AS k, max_by(s, id) AS s, min_by(m, id + 1) AS m, first(arr) AS f FROM n GROUP BY id % 2",
+    "rows by order of texts": "SELECT a, max_by(k, e) AS m, min_by(named_struct('e', e, 'y', y), k) AS n FROM u WHERE a IS NOT NULL GROUP BY a",
+}
+"""Queries whose aggregates return the value of one row of a group; they have a kernel."""

@@ -76,7 +76,8 @@ def result(function: WindowFunction, rows: list[Row], at: int, order: tuple[Sort
             return next(n + 1 for n in range(function.offset) if at < sum(sizes[: n + 1]))
         case "lag" | "lead":
             other = at + (function.offset if function.name == "lead" else -function.offset)
-            return values[other] if 0 <= other < count else None
+            default = None if function.default is None else rows[at][NAMES.index(function.default)]
+            return values[other] if 0 <= other < count else default
     return over_frame(function, values, at, (same[0], same[-1] + 1))
 
 
@@ -143,6 +144,7 @@ FUNCTIONS = {
     "distributions": (of("percent_rank", REAL), of("cume_dist", REAL), of("ntile", INT, offset=3)),
     "lag": (of("lag", BIG, "p1"),),
     "neighbours": (of("lag", BIG, "p1"), of("lead", MONEY, "p2", 3)),
+    "neighbours or else": (WindowFunction("lead", BIG, "p1", BIG, 2, default="p1"), of("lag", MONEY, "p2")),
     "running rows": (of("sum", BIG, "p1", end=0), of("count", BIG, "p2", end=0), of("count", BIG, end=-1)),
     "running peers": (of("sum", pa.decimal128(18, 2), "p2", rows=False, end=0), of("rank", INT)),
     "running averages": (of("avg", REAL, "p1", end=0),),
@@ -289,12 +291,14 @@ def test_a_filter_limits_a_window_that_nothing_else_reads(parts: Any, most: int 
         ("row_number()", "", ("row_number", None, 1)),
         ("lag(k)", "", ("lag", 0, 1)),
         ("lag(k, 2)", "", ("lag", 0, 2)),
-        ("lag(k, 2, 0)", "", None),
+        ("lag(k, 2, 0)", "", ("lag", 0, 2)),
         ("lag(k) IGNORE NULLS", "", None),
         ("ntile(4)", "", ("ntile", None, 4)),
         ("count(*)", "ROWS 2 PRECEDING", ("count", None, 1)),
         ("count(DISTINCT k)", "", None),
-        ("sum(k) FILTER (WHERE k > 1)", "", None),
+        ("sum(k) FILTER (WHERE k > 1)", "", ("sum", None, 1)),
+        ("count(*) FILTER (WHERE k > 1)", "", ("count", None, 1)),
+        ("stddev(k) FILTER (WHERE k > 1)", "", None),
         ("sum(k)", "RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING", ("sum", 0, 1)),
         ("sum(k)", "RANGE BETWEEN 2 PRECEDING AND CURRENT ROW", None),
         ("sum(k)", "ROWS BETWEEN 2 FOLLOWING AND 1 PRECEDING", None),

@@ -54,6 +54,16 @@ def takes_bits(argument: pa.DataType | None, result: pa.DataType) -> bool:
     return bool(pat.is_signed_integer(argument) and result == argument)
 
 
+def takes_ordered(argument: pa.DataType | None, result: pa.DataType) -> bool:
+    """Return whether the value of a row of this struct can have this result type."""
+    return bool(argument is not None and pat.is_struct(argument) and argument.field(1).type == result)
+
+
+def value_of_row(raw: Sequence[pa.Array], _argument: pa.DataType | None, _result: pa.DataType) -> pa.Array:
+    """Return the value of the chosen row: the second field of the struct."""
+    return pc.struct_field(raw[0], [1])
+
+
 def unchanged(raw: Sequence[pa.Array], _argument: pa.DataType | None, _result: pa.DataType) -> pa.Array:
     """Return the one raw column, which already contains the values."""
     return raw[0]

@@ -61,6 +61,8 @@ class Argument(Enum):
     """The call has one condition; the kernel takes the rows in which the condition is true."""
     PAIR = "pair"
     """The call has two arguments; the kernel takes the rows in which both are present."""
+    ORDERED = "ordered"
+    """The kernel takes a struct of the order that chooses a row (`ties.row_order`), and of the value."""
 
 
 class Empty(Enum):
@@ -188,6 +190,10 @@ def _of_two(of_moments: Callable[[Moments], Result], *products: str) -> Kernel:
     )
 
 
+_OF_LEAST = Kernel(Accumulator.LEAST, Argument.ORDERED, takes=finals.takes_ordered, final=finals.value_of_row)
+_OF_GREATEST = Kernel(
+    Accumulator.GREATEST, Argument.ORDERED, takes=finals.takes_ordered, final=finals.value_of_row
+)
 _COUNT = Kernel(Accumulator.COUNT, Argument.ALL_PRESENT)
 _COUNT_TRUE = Kernel(Accumulator.COUNT, Argument.TRUE)
 _SUM = Kernel(Accumulator.SUM, takes=finals.takes_sum, final=finals.sums)
@@ -245,17 +251,18 @@ _ENTRIES: Final = (
     AggregateFunction("var_pop", _VARIANCE_OF_ALL, empty=_NULL, precision=_FLOAT),
     AggregateFunction("var_samp", _VARIANCE, empty=_NULL, precision=_FLOAT),
     AggregateFunction("variance", _VARIANCE, same_as="var_samp", empty=_NULL, precision=_FLOAT),
+    # --- native, with a result that depends on the order of rows
+    AggregateFunction("any_value", _OF_LEAST, same_as="min_by", empty=_NULL, ties=TieBreak.FIRST),
+    AggregateFunction("first", _OF_LEAST, same_as="min_by", empty=_NULL, ties=TieBreak.FIRST),
+    AggregateFunction("first_value", _OF_LEAST, same_as="min_by", empty=_NULL, ties=TieBreak.FIRST),
+    AggregateFunction("last", _OF_GREATEST, same_as="max_by", empty=_NULL, ties=TieBreak.LAST),
+    AggregateFunction("last_value", _OF_GREATEST, same_as="max_by", empty=_NULL, ties=TieBreak.LAST),
+    AggregateFunction("max_by", _OF_GREATEST, empty=_NULL, ties=TieBreak.BY),
+    AggregateFunction("min_by", _OF_LEAST, empty=_NULL, ties=TieBreak.BY),
     # --- keyed, with a result that depends on the order of rows
-    AggregateFunction("any_value", empty=_NULL, ties=TieBreak.FIRST),
     AggregateFunction("array_agg", ties=TieBreak.LIST),
     AggregateFunction("collect_list", ties=TieBreak.LIST),
-    AggregateFunction("first", empty=_NULL, ties=TieBreak.FIRST),
-    AggregateFunction("first_value", empty=_NULL, ties=TieBreak.FIRST),
-    AggregateFunction("last", empty=_NULL, ties=TieBreak.LAST),
-    AggregateFunction("last_value", empty=_NULL, ties=TieBreak.LAST),
     AggregateFunction("listagg", ties=TieBreak.TEXT),
-    AggregateFunction("max_by", empty=_NULL, ties=TieBreak.BY),
-    AggregateFunction("min_by", empty=_NULL, ties=TieBreak.BY),
     AggregateFunction("mode", empty=_NULL, ties=TieBreak.MODE),
     AggregateFunction("string_agg", ties=TieBreak.TEXT),
     # --- keyed

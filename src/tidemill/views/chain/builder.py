@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidemill.errors import TypeRefused
 from tidemill.schemas.type_table import common_type
-from tidemill.views.aggregates.registry import kernel_of
+from tidemill.views.aggregates.registry import Argument, kernel_of
 from tidemill.views.chain.chain import Chain, ChainInput, InputKind, KeyedQuery
 from tidemill.views.chain.chain_graph import ChainGraph, CompileRows
 from tidemill.views.chain.grouping_sets import columns_read, result_places
@@ -580,4 +580,8 @@ class ChainBuilder:
 
 
 def _is_native(aggregate: ops.AggregateCall) -> bool:
-    return is_native(aggregate) and aggregate.filter is None and kernel_of(aggregate.name) is not None
+    """Return whether `prepared` has turned an aggregate into a native one."""
+    kernel = kernel_of(aggregate.name)
+    if kernel is None or aggregate.filter is not None:
+        return False
+    return is_native(aggregate) or (kernel.argument is Argument.ORDERED and len(aggregate.arguments) == 1)

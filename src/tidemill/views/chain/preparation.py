@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from tidemill.views.aggregates.registry import Argument, aggregate
+from tidemill.views.aggregates.registry import Accumulator, Argument, TieBreak, aggregate, kernel_of
 from tidemill.views.circuit.circuit import map_operators
 from tidemill.views.circuit.expr import Expr, binary, call, column, merge_parts, text
 from tidemill.views.circuit.operators import (
@@ -141,7 +141,7 @@ def _exists(op: Join) -> Operator:
 def _window(op: Window) -> Operator:
     forms = [kernel_call(call, ordered=bool(op.order)) for call in op.calls] if has_kernel(op) else []
     keys = [key.value for key in op.order] if forms else []
-    read = [form.argument for form in forms if form is not None and form.argument is not None]
+    read = [expr for form in forms if form is not None for expr in form.read]
     below, places = _with_columns(op.input, [*op.partition, *keys, *read])
     place_of = dict(zip([*op.partition, *keys, *read], places, strict=True))
     window = replace(
@@ -160,10 +160,13 @@ def _window(op: Window) -> Operator:
 
 
 def _with_column(window_call: WindowCall, place_of: Mapping[Expr, int]) -> WindowCall:
-    """Return a call whose argument is a column."""
+    """Return a call whose argument is a column, and so is the default of lag and lead."""
     if not window_call.arguments or window_call.arguments[0] not in place_of:
         return window_call
-    arguments = (column(place_of[window_call.arguments[0]]), *window_call.arguments[1:])
+    first, *rest = window_call.arguments
+    if window_call.name in {"lag", "lead"} and len(rest) == 2:
+        rest[1] = column(place_of[rest[1]])
+    arguments = (column(place_of[first]), *rest)
     return replace(window_call, value=call(window_call.name, *arguments), arguments=arguments)
 
 
@@ -213,6 +216,11 @@ def _called(native: "_NativeCall", arguments: tuple[Expr, ...]) -> Expr:
     """Return the text of a call with these columns as arguments."""
     if not arguments:
         return text("count(*)", "count")
+    kernel = kernel_of(native.name)
+    if kernel is not None and kernel.argument is Argument.ORDERED:
+        (row,) = arguments
+        name = "min_by" if kernel.accumulator is Accumulator.LEAST else "max_by"
+        return Expr(merge_parts((f"{name}(", *row.parts, ".v, ", *row.parts, ".o)")), frozenset({name}))
     value = call(native.name, *arguments)
     if not native.distinct:
         return value
@@ -328,6 +336,8 @@ def _native_call(aggregate_call: AggregateCall) -> _NativeCall | None:
             if aggregate_call.filter is not None:
                 pair = tuple(_when(aggregate_call.filter, value) for value in pair)
             return _NativeCall(name, pair, distinct)
+        case Argument.ORDERED:
+            return _NativeCall(name, (_ordered_value(aggregate_call),), distinct)
         case Argument.VALUE:
             if len(aggregate_call.arguments) != 1:
                 return None
@@ -335,6 +345,23 @@ def _native_call(aggregate_call: AggregateCall) -> _NativeCall | None:
             if aggregate_call.filter is not None:
                 value = _when(aggregate_call.filter, value)
             return _NativeCall(name, (value,), distinct)
+
+
+_ORDER = "named_struct('o', "
+
+
+def _ordered_value(aggregate_call: AggregateCall) -> Expr:
+    """Return a struct of the order that chooses a row, and of its value; NULL if the row does not count.
+
+    The key of max_by and min_by is never NULL in a row that counts.
+    """
+    value, order = aggregate_call.arguments
+    parts = (_ORDER, *order.parts, ", 'v', ", *value.parts, ")")
+    row = Expr(merge_parts(parts), value.calls | order.calls | {"named_struct"})
+    condition = aggregate_call.filter
+    if aggregate(aggregate_call.name).ties is TieBreak.BY:
+        condition = _and(condition, Expr(merge_parts(("(", *order.parts, ").k IS NOT NULL")), order.calls))
+    return row if condition is None else _when(condition, row)
 
 
 def _distinct_present(aggregate_call: AggregateCall, template: str) -> tuple[Expr, ...]:

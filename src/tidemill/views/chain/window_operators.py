@@ -176,8 +176,16 @@ def window_operator(
         if form.argument is not None and form.argument.column is not None:
             place = form.argument.column
             argument, kind = column_name(place, kinds, keys), kinds[place]
+        default = None
+        if form.default is not None and form.default.column is not None:
+            place = form.default.column
+            if kinds[place] != kind:
+                raise NoKey(f"window: the default of {call.name} has another type")
+            default = column_name(place, kinds, keys)
         frame = Frame(form.frame.rows, form.frame.start, form.frame.end)
-        functions.append(WindowFunction(form.name, arrow(result), argument, kind, form.offset, frame))
+        functions.append(
+            WindowFunction(form.name, arrow(result), argument, kind, form.offset, frame, default)
+        )
     operator = StatefulWindow(tuple(kinds), keys, tuple(order), hashed, tuple(functions), limit)
     return columns, operator
 

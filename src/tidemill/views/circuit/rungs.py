@@ -38,6 +38,7 @@ from tidemill.views.circuit.operators import (
 )
 from tidemill.views.circuit.row_properties import append_only
 from tidemill.views.circuit.sessions import session_form, session_key
+from tidemill.views.circuit.ties import row_order
 from tidemill.views.circuit.window_calls import has_kernel
 
 
@@ -185,6 +186,8 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
 def is_native(call: AggregateCall) -> bool:
     """Return whether a kernel can compute the call; the types of its arguments may still prevent it."""
     kernel = aggregate(call.name).kernel
+    if kernel is not None and kernel.argument is Argument.ORDERED:
+        return row_order(call) is not None
     if kernel is None or not call.plain:
         return False
     of_rows = any(argument.sql() == "*" for argument in call.arguments)

@@ -204,16 +204,17 @@ def _call(call: AggregateCall, hashes: tuple[Expr, Expr]) -> AggregateCall:
     )
     parts: tuple[Part, ...]
     ties = _ties(call)
+    ordered = call.arguments
     if ties in {TieBreak.FIRST, TieBreak.LAST}:
         by = "min_by" if ties is TieBreak.FIRST else "max_by"
         parts = (f"{by}(", *value.parts, ", ", *row.parts, ")")
-        calls = {by}
+        calls, ordered = {by}, (value, row)
     elif ties is TieBreak.BY:
         key = call.arguments[1]
         pair: tuple[Part, ...] = ("named_struct('k', ", *key.parts, ", 'r', ", *row.parts, ")")
         filters.append(Expr(merge_parts((*key.parenthesized().parts, " IS NOT NULL")), key.calls))
         parts = (f"{call.name}(", *value.parts, ", ", *pair, ")")
-        calls = {call.name}
+        calls, ordered = {call.name}, (value, Expr(merge_parts(pair), _FUNCTIONS | key.calls))
     elif ties is TieBreak.MODE:
         parts = ("mode(", *value.parts, ", true)")
         calls = {"mode"}
@@ -233,7 +234,13 @@ def _call(call: AggregateCall, hashes: tuple[Expr, Expr]) -> AggregateCall:
         filters, calls = [], {call.name}
     used = frozenset(calls).union(_FUNCTIONS, *(expr.calls for expr in (*call.arguments, *filters)))
     expr = Expr(merge_parts((*parts, *_filter(filters))), used)
-    return replace(call, value=expr, plain=False)
+    return replace(call, value=expr, arguments=ordered, plain=False)
+
+
+def row_order(call: AggregateCall) -> Expr | None:
+    """Return what decides which row an aggregate returns, if ties are broken: its key, and the hash."""
+    by_order = _ties(call) in {TieBreak.FIRST, TieBreak.LAST, TieBreak.BY} and _breaks_ties(call)
+    return call.arguments[1] if by_order and "xxhash64" in call.arguments[1].calls else None
 
 
 def _filter(filters: Sequence[Expr]) -> tuple[Part, ...]:

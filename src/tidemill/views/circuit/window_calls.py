@@ -1,8 +1,9 @@
 """Which window functions have a kernel, and what a kernel must know about a call.
 
-A kernel takes calls that name, argument, offset and frame describe completely: without DISTINCT, FILTER and
-IGNORE NULLS. It takes frames of ROWS with any offsets, and frames of RANGE that end at the current row or are
-unbounded. The types of the columns may still prevent it (`chain.window_operators`).
+A kernel takes calls that name, argument, offset, default and frame describe completely: without DISTINCT and
+IGNORE NULLS. (The compiler turns FILTER into a CASE.) It takes frames of ROWS with any offsets, and frames of
+RANGE that end at the current row or are unbounded. The types of the columns may still prevent it
+(`chain.window_operators`).
 """
 
 import re
@@ -43,12 +44,19 @@ class KernelCall:
         argument: the column or expression that it reads, if any.
         offset: its number: how far lag and lead look, which row nth_value returns, the parts of ntile.
         frame: its frame.
+        default: what lag and lead return where there is no such row, if it is not NULL.
     """
 
     name: str
     argument: Expr | None
     offset: int
     frame: KernelFrame
+    default: Expr | None = None
+
+    @property
+    def read(self) -> tuple[Expr, ...]:
+        """The expressions that it reads."""
+        return tuple(expr for expr in (self.argument, self.default) if expr is not None)
 
 
 def kernel_call(call: WindowCall, *, ordered: bool) -> KernelCall | None:
@@ -72,6 +80,7 @@ def kernel_call(call: WindowCall, *, ordered: bool) -> KernelCall | None:
             offset = int(number)
         elif call.name in {"nth_value", "ntile"} and (place or call.name == "nth_value"):
             return None
+    default = arguments.pop() if call.name in {"lag", "lead"} and len(arguments) == 2 else None
     takes = 1 if call.name in _OF_FRAME or _WITH_OFFSET.get(call.name) else 0
     if call.name not in _PLAIN | _OF_FRAME | _WITH_OFFSET.keys():
         return None
@@ -79,7 +88,8 @@ def kernel_call(call: WindowCall, *, ordered: bool) -> KernelCall | None:
         return None
     if call.name in _PICKS and not frame.rows:  # ties would decide which row of the peers it is
         return None
-    return KernelCall(_SAME_AS.get(call.name, call.name), arguments[0] if arguments else None, offset, frame)
+    name, argument = _SAME_AS.get(call.name, call.name), arguments[0] if arguments else None
+    return KernelCall(name, argument, offset, frame, default)
 
 
 def has_kernel(op: Window) -> bool:

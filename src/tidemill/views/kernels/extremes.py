@@ -10,8 +10,12 @@ The trace has one row per stored value, with its weight. A truncated group has a
 value NULL, which cannot be a stored value, because MIN and MAX ignore NULL. Values are ordered as in Spark:
 NaN is the greatest value, and strings are ordered by their bytes. -0.0 is less than 0.0, so that the choice
 between them is always the same.
+
+MIN_BY, MAX_BY, FIRST and LAST are the MIN and MAX of structs: the first field orders the rows, the second one
+is the value that the aggregate returns.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,9 +26,10 @@ import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, WeightNegative
 from tidemill.views.aggregates.registry import Accumulator
+from tidemill.views.kernels.sort_codes import sort_codes, sortable
 from tidemill.views.trace.layout import WEIGHT, Layout
 from tidemill.views.trace.order import I64, lexical, take
-from tidemill.views.trace.row_equality import fixed_width_values
+from tidemill.views.trace.row_equality import code_rows, fixed_width_values
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -52,15 +57,17 @@ class ExtremeKernel:
         keys: the columns of the group's key.
         value: the type of the column.
         best: how many different values to store; 1 is enough if rows are never deleted.
+        of_rows: whether the values are structs of an order and a value (`order_of_rows`).
     """
 
     kind: Accumulator
     keys: pa.Schema
     value: pa.DataType
     best: int = BEST
+    of_rows: bool = False
 
     def __post_init__(self) -> None:
-        order_of(pa.array([], self.value))
+        (order_of_rows if self.of_rows else order_of)(pa.array([], self.value))
 
     @property
     def layout(self) -> Layout:
@@ -191,11 +198,44 @@ def order_of(array: pa.Array) -> I64:
     )
 
 
+def order_of_rows(array: pa.StructArray) -> I64:
+    """Rank structs by their first field, which may be a struct again; their other fields only break ties.
+
+    Structs are equal only if all their fields are: -0.0 and 0.0 differ.
+    """
+    keys = [code for leaf in _leaves(pc.struct_field(array, [0])) for code in sort_codes(leaf)]
+    coded = code_rows([array], len(array), "differ")
+    keys.append(coded.mix.view(np.int64))
+    places = np.lexsort(keys[::-1])
+    changes = np.zeros(len(array), bool)
+    for key in keys:
+        in_order = take(key, places)
+        changes[1:] |= in_order[1:] != in_order[:-1]
+    order = np.empty(len(array), np.int64)
+    order[places] = np.cumsum(changes)
+    return order
+
+
+def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield the fields of a struct and of the structs in it; raise `TypeRefused` for other nested values."""
+    if pat.is_struct(array.type):
+        for place in range(array.type.num_fields):
+            yield from _leaves(pc.struct_field(array, [place]))
+    elif sortable(array.type):
+        yield array
+    else:
+        raise TypeRefused(
+            f"rows cannot be ordered by {array.type} values",
+            hint="no action is needed: Spark recomputes the changed groups, or the whole view",
+        )
+
+
 def _orders(stored: pa.Array, changed: pa.Array) -> tuple[I64, I64]:
     """Return comparable orders of both arrays."""
-    if len(stored) == 0 or not _is_ranked(stored.type):
-        return order_of(stored), order_of(changed)
-    both = order_of(pa.concat_arrays([stored, changed]))
+    order = order_of_rows if pat.is_struct(stored.type) else order_of
+    if len(stored) == 0 or not (_is_ranked(stored.type) or pat.is_struct(stored.type)):
+        return order(stored), order(changed)
+    both = order(pa.concat_arrays([stored, changed]))
     return both[: len(stored)], both[len(stored) :]
 
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from tidemill.errors import UsageError
-from tidemill.views.aggregates.registry import Accumulator, Kernel, kernel_of
+from tidemill.views.aggregates.registry import Accumulator, Argument, Kernel, kernel_of
 
 
 class Pair(NamedTuple):
@@ -51,6 +51,11 @@ class GroupAggregate(NamedTuple):
     def sums(self) -> bool:
         """Whether its accumulator is a sum."""
         return self.kernel.accumulator is Accumulator.SUM
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether its values are structs of an order and a value."""
+        return self.kernel.argument is Argument.ORDERED
 
     @property
     def pair(self) -> Pair | None:

@@ -181,7 +181,7 @@ class GroupKernel:
     @cached_property
     def _extremes(self) -> list[tuple[GroupAggregate, ExtremeKernel]]:
         return [
-            (agg, ExtremeKernel(agg.kernel.accumulator, self.keys, self._kind(agg), self.best))
+            (agg, ExtremeKernel(agg.kernel.accumulator, self.keys, self._kind(agg), self.best, agg.of_rows))
             for agg in self.aggs
             if agg.kernel.accumulator.is_extreme
         ]

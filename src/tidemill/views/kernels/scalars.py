@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from tidemill.views.kernels.row_identity import row_identity
 from tidemill.views.trace.layout import WEIGHT
 
 _WHOLE: Final = pa.decimal128(20, 0)
@@ -242,6 +243,10 @@ def _struct(call: Call, *values: Any) -> Any:
     return pa.StructArray.from_arrays(columns, fields=list(call.type))
 
 
+def _hash(call: Call, *columns: Any) -> Any:
+    return row_identity(columns)[int(call.option)]
+
+
 KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "and": pc.and_kleene,
     "or": pc.or_kleene,
@@ -280,6 +285,7 @@ WITH_PARAMETERS: Final[Mapping[str, Callable[..., Any]]] = {
     "floor": lambda call, time: pc.floor_temporal(time, unit=call.option),
     "move": lambda call, time: pc.add_checked(time, pa.scalar(int(call.option), pa.duration("us"))),
     "struct": _struct,
+    "hash": _hash,
     "field": lambda call, struct: pc.struct_field(struct, [int(call.option)]),
 }
 """The operations that also need the type of the result, or an option."""

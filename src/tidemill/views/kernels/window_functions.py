@@ -102,6 +102,7 @@ class WindowFunction:
         offset: how many rows away lag and lead look; which row nth_value returns; the parts of ntile; the gap
             of sessions.
         frame: the frame of an aggregate, or of a function that returns a row of its frame.
+        default: the column that lag and lead return where there is no such row.
     """
 
     name: str
@@ -110,6 +111,7 @@ class WindowFunction:
     kind: pa.DataType | None = None
     offset: int = 1
     frame: Frame = WHOLE
+    default: str | None = None
 
     def __post_init__(self) -> None:
         kernel = kernel_of(self.name)
@@ -221,7 +223,10 @@ class WindowFunction:
         if self.name in NEIGHBOURS:
             number = np.arange(len(rows.row)) + (self.offset if self.name == "lead" else -self.offset)
             inside = (number >= rows.segment_start) & (number < rows.segment_end)
-            return rows.picked(self.argument, number, inside)
+            picked = rows.picked(self.argument, number, inside)
+            if self.default is None:
+                return picked
+            return pc.if_else(pa.array(inside), picked, chunk(rows.table, self.default))
         low, high = rows.frame(self.frame)
         if self.name in PICKS:
             last = self.name in {"last_value", "last"}

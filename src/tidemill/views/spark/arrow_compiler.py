@@ -22,6 +22,7 @@ from sqlglot.errors import SqlglotError
 
 from tidemill.views.chain.row_expressions import FilterStep, RowExpressions, SelectStep
 from tidemill.views.circuit.expr import Expr
+from tidemill.views.kernels.row_identity import identifiable
 from tidemill.views.kernels.scalars import (
     ArrowFilter,
     ArrowRows,
@@ -31,6 +32,7 @@ from tidemill.views.kernels.scalars import (
     Literal,
     Scalar,
 )
+from tidemill.views.trace.row_equality import SALTS
 
 BOOL: Final = pa.bool_()
 INT: Final = pa.int32()
@@ -153,6 +155,19 @@ class _Compiler:
         fields = [(part.this.name, value.type) for part, value in zip(node.expressions, values, strict=True)]
         _require(len({name.lower() for name, _ in fields}) == len(fields))
         return Call("struct", tuple(values), pa.struct(fields))
+
+    def hash(self, node: exp.Expr) -> Scalar:
+        """Compile half of the hash of a row (`ties.hash_of`), with a flag for NULL before each column."""
+        _require(str(node.this).lower() == "xxhash64", len(node.expressions) % 2 == 1)
+        salt, *rest = node.expressions
+        _require(isinstance(salt, exp.Literal), salt.name in map(str, SALTS))
+        columns = self._all(*rest[1::2])
+        for flag, value, column in zip(rest[::2], rest[1::2], columns, strict=True):
+            _require(
+                isinstance(flag, exp.Anonymous), flag.name.lower() == "isnull", flag.expressions == [value]
+            )
+            _require(isinstance(column, ColumnValue), identifiable(column.type))
+        return Call("hash", tuple(columns), pa.int64(), str(SALTS.index(int(salt.name))))
 
     def field(self, node: exp.Expr) -> Scalar:
         return _field(self.compile(node.this), node.expression)
@@ -546,6 +561,7 @@ _RULES: Final[Mapping[type[exp.Expr], tuple[_Compile, str]]] = {
     exp.Column: (_Compiler.column, "this table"),
     exp.Struct: (_Compiler.struct, "expressions"),
     exp.Dot: (_Compiler.field, _BINARY),
+    exp.Anonymous: (_Compiler.hash, "this expressions"),
     exp.Literal: (_Compiler.literal, "this is_string"),
     exp.Boolean: (_Compiler.boolean, "this"),
     exp.Null: (_Compiler.null, ""),

@@ -11,6 +11,7 @@ from tidemill.views.circuit.functions import SESSION_WINDOW
 from tidemill.views.circuit.operators import Aggregate, AggregateCall
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.context import QueryContext
+from tidemill.views.sql.parser import ParsedQuery
 from tidemill.views.sql.sql_text import TextReplacement, called_function
 from tidemill.views.sql.stage import SelectStage
 
@@ -18,16 +19,22 @@ WRAPPERS = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls)
 GroupingSet = list[int]
 
 
-def bare_call(node: exp.Expr) -> exp.Expr:
-    """Return the call itself, without FILTER, WITHIN GROUP, IGNORE NULLS or RESPECT NULLS."""
+def bare_call(query: ParsedQuery, node: exp.Expr) -> exp.Expr:
+    """Return the call itself, without FILTER, WITHIN GROUP, IGNORE NULLS or RESPECT NULLS.
+
+    The parser reads `first(x, true)` as IGNORE NULLS around a call that is not in the text.
+    """
     while isinstance(node, WRAPPERS):
+        name = called_function(query, node)
+        if name is not None and name != called_function(query, node.this):
+            break
         node = node.this
     return node
 
 
 def is_aggregate(context: QueryContext, node: exp.Expr) -> bool:
     """Return whether the node is the call of an aggregate, including its FILTER and similar clauses."""
-    name = called_function(context.query, bare_call(node))
+    name = called_function(context.query, bare_call(context.query, node))
     return name is not None and context.functions.is_aggregate(name)
 
 
@@ -38,7 +45,7 @@ def aggregates(context: QueryContext, node: exp.Expr) -> Iterator[exp.Expr]:
     if isinstance(node, exp.Window):
         # `sum(sum(a)) OVER (…)`: the outer sum is a window function, the inner one an aggregate.
         window_parts = [child for child in node.iter_expressions() if child is not node.this]
-        for part in [*bare_call(node.this).iter_expressions(), *window_parts]:
+        for part in [*bare_call(context.query, node.this).iter_expressions(), *window_parts]:
             yield from aggregates(context, part)
     elif is_aggregate(context, node):
         yield node
@@ -50,11 +57,13 @@ def aggregates(context: QueryContext, node: exp.Expr) -> Iterator[exp.Expr]:
 def aggregate_call(stage: SelectStage, node: exp.Expr) -> AggregateCall:
     """Translate an aggregate over the rows of a stage."""
     query = stage.context.query
-    inner = bare_call(node)
+    inner = bare_call(query, node)
     name = called_function(query, inner) or ""
     arguments: list[exp.Expr] = []
     distinct = False
-    plain = not isinstance(node, exp.WithinGroup | exp.IgnoreNulls | exp.RespectNulls)
+    plain = not isinstance(inner, WRAPPERS) and not isinstance(
+        node, exp.WithinGroup | exp.IgnoreNulls | exp.RespectNulls
+    )
     for child in inner.iter_expressions():
         if isinstance(child, exp.Distinct):
             distinct = True

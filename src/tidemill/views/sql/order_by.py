@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from tidemill.views.circuit.expr import Expr, column
+from tidemill.views.circuit.expr import Expr, column, merge_parts, text
+from tidemill.views.circuit.expr import call as call_of
 from tidemill.views.circuit.operators import Operator, SortKey, TopK, Window, WindowCall
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.context import QueryContext
@@ -16,6 +17,9 @@ from tidemill.views.sql.group_by import bare_call
 from tidemill.views.sql.name_scope import NamedColumn, NameScope, Relation
 from tidemill.views.sql.sql_text import called_function, copy_text
 from tidemill.views.sql.stage import SelectStage
+
+FILTERED = frozenset({"count", "sum", "avg", "mean", "min", "max"})
+"""Window functions that ignore NULLs, so a FILTER is a CASE in their argument."""
 
 
 def window_functions(node: exp.Expr) -> Iterator[exp.Window]:
@@ -96,7 +100,7 @@ def _depth(token: Token) -> int:
 
 def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
     query = stage.context.query
-    inner = bare_call(window.this)
+    inner = bare_call(query, window.this)
     name = called_function(query, inner)
     if name is None:
         raise NotDecomposed("OVER after something that is not a function")
@@ -123,6 +127,11 @@ def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
             arguments.append(stage.expr(part))
         except NotDecomposed:  # a node that the parser added
             continue
+    if isinstance(window.this, exp.Filter) and name in FILTERED and len(arguments) <= 1:
+        condition, counted = stage.expr(window.this.expression.this), arguments[0] if arguments else text("1")
+        parts_of_case = ("CASE WHEN ", *condition.parts, " THEN ", *counted.parts, " END")
+        arguments = [Expr(merge_parts(parts_of_case), condition.calls | counted.calls)]
+        value = call_of(name, *arguments)
     return WindowCall(value, name, tuple(arguments), frame)
 
 

@@ -43,8 +43,9 @@ def _with_span(name: str) -> Callable[..., Any]:
         if name == "_parse_window" and args and isinstance(args[0], exp.Expr) and start_index:
             # The call before OVER or FILTER ends here. No wrapped method returns it.
             call = args[0]
-            if "start" in call.meta:
-                call.meta.setdefault(SPAN, (call.meta["start"], self._tokens[start_index - 1].end))
+            start = call.meta.get("start", _call_start(self._tokens[:start_index]))
+            if start is not None:
+                call.meta.setdefault(SPAN, (start, self._tokens[start_index - 1].end))
         node = parse(self, *args, **kwargs)
         if isinstance(node, exp.Expr) and self._index > start_index:
             first, last = self._tokens[start_index], self._tokens[self._index - 1]
@@ -56,6 +57,17 @@ def _with_span(name: str) -> Callable[..., Any]:
         return node
 
     return parse_and_note
+
+
+def _call_start(tokens: Sequence[Token]) -> int | None:
+    """Return where the function call begins that is the end of these tokens; None if they end otherwise."""
+    depth = 0
+    for index in range(len(tokens) - 1, 0, -1):
+        depth += {TokenType.R_PAREN: 1, TokenType.L_PAREN: -1}.get(tokens[index].token_type, 0)
+        if not depth:
+            is_call = tokens[index].token_type == TokenType.L_PAREN
+            return tokens[index - 1].start if is_call else None
+    return None
 
 
 class _Parser(SparkParser):

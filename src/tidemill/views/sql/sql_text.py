@@ -111,7 +111,8 @@ def called_function(query: ParsedQuery, node: exp.Expr) -> str | None:
 
     The node must consist of a name and, if it has arguments, one pair of parentheses around them.
     """
-    if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate) or not query.has_span(node):
+    calls = exp.Func | exp.Any | exp.SubqueryPredicate | exp.IgnoreNulls | exp.RespectNulls
+    if not isinstance(node, calls) or not query.has_span(node):
         return None
     tokens = query.tokens_of(node)
     if not tokens or not _is_word(tokens[0]):
