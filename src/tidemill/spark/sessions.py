@@ -297,7 +297,9 @@ def _environment(settings: SparkSettings) -> Iterator[None]:
     """Set the environment variables that Spark reads when it starts, and restore them after the block."""
     variables = {**java_environment(os.environ)}
     variables.setdefault(_LAUNCHER_OPTIONS, os.environ.get(_LAUNCHER_OPTIONS, _QUICK_JAVA))
-    variables.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
+    # pyspark reads the variable, and not the setting, when the driver is not started by spark-submit.
+    python = settings.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    variables.setdefault("PYSPARK_PYTHON", python)
     if settings.local:
         variables.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
     before = {name: os.environ.get(name) for name in variables}
