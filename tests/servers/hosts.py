@@ -80,6 +80,7 @@ class Host:
             kept = str(SHARED_MEMORY / below.parts[0])
         self._holder = subprocess.Popen(
             [
+                *("setpriv", "--pdeathsig=KILL"),  # it ends with the tests, also if they are killed
                 "unshare",
                 "--net",
                 "--mount",
