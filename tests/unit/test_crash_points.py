@@ -66,6 +66,8 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_views_run_files.py": "views.trace.bundle views.trace.version",
     "tests/unit/test_objects_local.py": "objects.local.link",
     "tests/integration/test_views_failed.py": "views.retry",
+    "tests/integration/test_views_upgrade.py": "views.shadow-advance views.shadow-begin views.shadow-discard"
+    " views.shadow-keep views.shadow-open views.shadow-take-over",
     "tests/integration/test_futures_segments.py": "segments.seal",
     "tests/integration/store_postgres/test_trouble.py": "store.postgres.commit",
     "tests/unit/test_crash_points.py": "sources.lapse spark.write_table triggers.collect triggers.fire"
@@ -73,7 +75,7 @@ IN_PROCESS: dict[str, str] = {
 }
 """Steps that no run of the pipeline of kills needs, and where a life ends before and behind each."""
 
-UNTRIED: set[str] = set()
+UNTRIED = {"views.diverge", "views.shadow-pass"}
 """Steps that no test dies at by name. This list may become shorter."""
 
 
