@@ -90,3 +90,13 @@ def test_the_page_about_triggers_leaves_no_region_out_and_its_example_has_the_ar
     copy = tmp_path / "shop.py"
     copy.write_text((EXAMPLES / "05_triggers.py").read_text(encoding="utf-8"), encoding="utf-8")
     assert run(str(copy), tmp_path).split() == ["daily", "hourly", "clean[raw_orders]", "clean[raw_visits]"]
+
+
+def test_the_whole_shop_ingests_two_formats_corrects_a_lot_and_its_views_follow(tmp_path: Path) -> None:
+    assert run("07_whole_shop.py", tmp_path).splitlines() == [
+        "arrived 2 lots; in quarantine: 1",
+        "first [('north', 10), ('south', 7)] ('north', 10)",
+        "moved [('south', 22)] ('south', 22)",
+        "changes [('north', 10, -1), ('south', 7, -1), ('south', 22, 1)]",
+        "corrected [('south', 112)] ('south', 112)",
+    ]
