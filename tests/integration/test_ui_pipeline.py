@@ -31,7 +31,7 @@ def test_the_page_shows_the_query_the_circuit_and_the_source_that_a_plan_stored(
         shop.plan().apply("node")
         store, cluster = shop.context.store, shop.context.place.cluster
         client = PageStage(store).client(cluster=cluster)
-        text = unescape(client.get("/view?view=totals").text)
+        text = unescape(client.get("/view-query?name=totals").text)
         assert SQL in text
         view = client.get("/api/v1/view?name=totals").json()
         rungs = {operator["kind"]: operator["rung"] for operator in view["circuit"]}
