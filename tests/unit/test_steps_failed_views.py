@@ -77,14 +77,34 @@ def test_a_view_that_failed_before_is_left_out_first() -> None:
         ["a", "b", "c", "d", "e"],
         ["a", "b", "c", "d"],
     ]
+    assert ["".join(sorted(trial)) for trial in searched({"a"}, {"a"})[2]] == ["abcde", "ce", "ace", "ce"]
+
+
+def test_a_view_that_fails_later_than_its_first_computation_no_longer_counts_as_good() -> None:
+    blamed: list[str] = []
+
+    def compute(aside: frozenset[str]) -> frozenset[str]:
+        names = SPEC.names - aside
+        if "c" in names:
+            raise failure("a" if names == {"a", "b", "c"} else "")
+        return names
+
+    search = FailureSearch(SPEC, (), (), compute, lambda view, _: blamed.append(view))
+    assert search.run() == {"e"}
+    assert blamed == ["a", "c"]
 
 
 def test_an_error_that_belongs_to_no_view_ends_the_search() -> None:
+    trials: list[frozenset[str]] = []
+    blamed: list[str] = []
+
     def compute(aside: frozenset[str]) -> None:
+        trials.append(aside)
         raise failure(None)
 
     with pytest.raises(ViewFailed):
-        FailureSearch(SPEC, (), (), compute, lambda *_: None).run()
+        FailureSearch(SPEC, (), (), compute, lambda view, _: blamed.append(view)).run()
+    assert (trials, blamed) == ([frozenset()], [])
 
 
 def test_an_error_that_names_its_view_needs_no_search() -> None:
@@ -132,6 +152,14 @@ class FailingStage(StepStage):
     def publish_and_step(self, dataset: DatasetId = ORDERS) -> None:
         self.publish(dataset)
         self.settle(self.runner, "g")
+
+    def fail_until_passes(self, view: str, passes: int) -> None:
+        """Let a view fail until it passes over this many steps before its next try."""
+        for _ in range(4 * (FREE_TRIES + passes)):
+            self.publish_and_step()
+            if self.failed[view].passes >= passes:
+                return
+        pytest.fail(f"{view} never passes over {passes} steps")
 
     @property
     def failed(self) -> dict[str, FailedView]:
@@ -215,8 +243,7 @@ def test_only_steps_with_input_for_a_view_bring_its_next_try_nearer() -> None:
     views = (*SPEC.views, ViewSpec(name="f", code="1", reads=(other,)))
     stage.declare(GroupSpec(name="g", views=views), circuit="2")
     stage.bad = {"e"}
-    while not stage.failed or stage.failed["e"].passes < 2:
-        stage.publish_and_step()
+    stage.fail_until_passes("e", 2)
     for _ in range(3):
         stage.publish_and_step(other)
     assert stage.failed["e"].passes == 2
@@ -256,8 +283,7 @@ def test_a_view_that_fails_in_every_step_is_tried_less_often() -> None:
 def test_a_view_is_tried_at_once_when_a_lot_is_corrected() -> None:
     stage = FailingStage()
     stage.bad = {"e"}
-    while not stage.failed or stage.failed["e"].passes < 4:
-        stage.publish_and_step()
+    stage.fail_until_passes("e", 4)
     stage.bad = set()
     stage.publish_and_step()
     assert stage.failed, "it passes over this step"
