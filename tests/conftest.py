@@ -18,7 +18,7 @@ from tests import leases, patience  # noqa: E402
 hypothesis.settings.register_profile("tidemill", deadline=None, derandomize="TIDEMILL_SEED" not in os.environ)
 hypothesis.settings.load_profile("tidemill")
 
-# A `tidemill run` of a test would make an archive of Spark's classes in the cache of whoever runs the tests.
+# A `tidemill run` of a test would make an archive of Spark's classes in the cache folder of the user.
 os.environ.setdefault("TIDEMILL_CLASS_ARCHIVE", "off")
 
 pytest_plugins = ["pytester", "tests.plugin_rules", "tests.plugin_times", "tests.servers.fixtures"]
