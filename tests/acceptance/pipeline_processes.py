@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,17 +80,25 @@ class Place:
 class Run:
     """One `tidemill run`."""
 
-    def __init__(self, place: Place, *arguments: str, crash: str = "") -> None:
+    def __init__(
+        self,
+        place: Place,
+        *arguments: str,
+        crash: str = "",
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "NO_COLOR": "1",
             **({"TIDEMILL_CRASH": crash} if crash else {}),
+            **(environment or {}),
         }
         self._log = place.folder / f"run-{len(list(place.folder.glob('run-*')))}.err"
         with self._log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.patient_cli", "run", "--json", *arguments],
+                [*prefix, sys.executable, "-m", "tests.patient_cli", "run", "--json", *arguments],
                 cwd=place.folder,
                 env=environment,
                 stdout=subprocess.PIPE,

@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 set -e
 mount --make-rprivate /
-mount --bind "$1" /proc/sys/kernel/random/boot_id
+mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
+mount --bind "$1/hosts" /etc/hosts
 if [ -n "$3" ]; then
   mount -t tmpfs tmpfs /mnt
   mkdir /mnt/kept
@@ -70,8 +71,8 @@ class Host:
         self.folder.chmod(0o755)
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
-        boot = self.folder / "boot_id"
-        boot.write_text(f"{uuid.uuid4()}\n")
+        (self.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
         kept = ""
         if self.folder.is_relative_to(SHARED_MEMORY):
             below = Path(tempfile.gettempdir()).relative_to(SHARED_MEMORY)
@@ -90,7 +91,7 @@ class Host:
                 "-c",
                 HOLD,
                 "-",
-                boot,
+                self.folder,
                 self.name,
                 kept,
             ],
@@ -127,7 +128,11 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", f"--wdns={ROOT}"]
+        return self.at(ROOT)
+
+    def at(self, folder: Path) -> list[str]:
+        """What goes before a command that is to run on this host, in a folder."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", f"--wdns={folder}"]
 
     @property
     def environment(self) -> dict[str, str]:

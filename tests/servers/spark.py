@@ -7,12 +7,13 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.servers.hosts import Host
 from tests.servers.process import Child, Server, ServerUnavailable, accepts, free_ports
 from tidemill.errors import JavaMissing
 from tidemill.spark.java import find_java, java_environment
@@ -128,7 +129,9 @@ class _SparkProcesses(Server):
             _kill_tree(child)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _run(self, name: str, program: str, *arguments: str, memory: str = "256m") -> Child:
+    def _run(
+        self, name: str, program: str, *arguments: str, memory: str = "256m", host: Host | None = None
+    ) -> Child:
         import pyspark
 
         home = Path(pyspark.__file__).parent
@@ -144,23 +147,30 @@ class _SparkProcesses(Server):
             "PYSPARK_PYTHON": self.python,
             # the code under test, for Python workers that are not children of the test
             "PYTHONPATH": "" if self._bare else os.pathsep.join(path for path in sys.path if path),
+            **({} if host is None else host.environment),
         }
         child = Child(
-            [home / "bin" / program, *arguments], log=self._folder / f"{name}.log", env=env, cwd=scratch
+            [home / "bin" / program, *arguments],
+            log=self._folder / f"{name}.log",
+            env=env,
+            cwd=scratch,
+            prefix=() if host is None else host.prefix,
         )
         self._children.append(child)
         return child
 
 
 class SparkStandalone(_SparkProcesses):
-    """A Spark cluster on loopback: a master and two workers of one core each.
+    """A Spark cluster: a master and workers of one core each.
 
+    - workers: how many, on loopback.
     - bare: its Python workers have pyarrow, numpy and pandas, but neither Tidemill nor anything else.
+    - hosts: instead of loopback: a worker on each of them, and the master on the first one.
     """
 
-    def __init__(self, workers: int = 2, *, bare: bool = False) -> None:
+    def __init__(self, workers: int = 2, *, bare: bool = False, hosts: Sequence[Host] = ()) -> None:
         super().__init__(bare=bare)
-        self._count = workers
+        self._hosts: Sequence[Host | None] = hosts or [None] * workers
         self.master = ""
         self._page = ""
         self.workers: list[Child] = []
@@ -187,19 +197,23 @@ class SparkStandalone(_SparkProcesses):
 
     def start(self) -> None:
         port, page = free_ports(2)
-        self.master, self._page = f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{page}/json/"
-        place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
-        master = self._run("master", "spark-class", f"{_DEPLOY}.master.Master", *place)
-        for number in range(self._count):
-            self.start_worker(f"worker-{number}")
+        first = self._hosts[0]
+        address = _address(first)
+        self.master, self._page = f"spark://{address}:{port}", f"http://{address}:{page}/json/"
+        place = ["--host", address, "--port", str(port), "--webui-port", str(page)]
+        master = self._run("master", "spark-class", f"{_DEPLOY}.master.Master", *place, host=first)
+        for number, host in enumerate(self._hosts):
+            self.start_worker(f"worker-{number}", host)
         # Workers knock until the master opens, so all of them start at once.
-        master.wait_until(lambda: self.alive() == self._count)
+        master.wait_until(lambda: self.alive() == len(self._hosts))
 
-    def start_worker(self, name: str) -> Child:
+    def start_worker(self, name: str, host: Host | None = None) -> Child:
         """Another worker; `alive()` counts it when it has joined."""
-        size = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "768m"]
+        size = ["--host", _address(host), "--webui-port", "0", "--cores", "1", "--memory", "768m"]
         folder = ["--work-dir", str(self._folder / f"{name}-work")]
-        worker = self._run(name, "spark-class", f"{_DEPLOY}.worker.Worker", *size, *folder, self.master)
+        worker = self._run(
+            name, "spark-class", f"{_DEPLOY}.worker.Worker", *size, *folder, self.master, host=host
+        )
         self.workers.append(worker)
         return worker
 
@@ -211,9 +225,14 @@ class SparkStandalone(_SparkProcesses):
         """How many workers the master counts; 0 while there is no master, or none that can be asked: while it
         starts, it answers with another page.
         """
-        try:
+
+        def ask() -> int:
             with urllib.request.urlopen(self._page, timeout=2) as answer:
                 return int(json.load(answer)["aliveworkers"])
+
+        first = self._hosts[0]
+        try:
+            return ask() if first is None else first.call(ask)
         except (OSError, json.JSONDecodeError):
             return 0
 
@@ -242,6 +261,10 @@ class SparkConnectServer(_SparkProcesses):
         words = [*main, "--master", "local[2]", *flags, "spark-internal"]
         server = self._run("connect", "spark-submit", *words, memory="1g")
         server.wait_until(lambda: accepts(port))
+
+
+def _address(host: Host | None) -> str:
+    return "127.0.0.1" if host is None else host.address
 
 
 def _kill_tree(child: Child) -> None:
