@@ -52,6 +52,13 @@ def test_the_error_of_a_function_shows_the_line_that_raised() -> None:
     )
 
 
+def test_the_password_of_a_url_is_not_in_the_message() -> None:
+    url = "cannot reach postgresql://ann:s3cret@db/shop"
+    assert error_text(ValueError(url)) == "cannot reach postgresql://ann:***@db/shop"
+    in_worker = WORKER.replace("ZeroDivisionError: division by zero", f"ValueError: {url}")
+    assert "s3cret" not in error_text(RuntimeError(in_worker))
+
+
 def test_a_view_is_not_blamed_for_a_full_disk() -> None:
     full = f"{OVERFLOW}\nCaused by: java.io.IOException: No space left on device"
     with pytest.raises(DiskFull), failing_view(View()):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tidemill import errors
 from tidemill.errors import StepLost, TidemillError, ViewFailed, ViewRefused
 from tidemill.spark.outages import outages
+from tidemill.store.secrets import redact_text
 
 _CONTEXT = re.compile(r"== SQL[^\n]*==\n(?P<line>[^\n]*)\n(?P<marks>[ ^]*\^)")
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
@@ -135,17 +136,21 @@ def task_error(error: Exception) -> Exception:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the message of an error without plans and stack traces."""
+    """Return the message of an error without plans, stack traces and the passwords of URLs."""
+    return redact_text(_message(error))[:_MAX_CHARS]
+
+
+def _message(error: BaseException) -> str:
     text = str(error)
     if "Traceback (most recent call last)" in text:
-        return _python_error(text)[:_MAX_CHARS]
+        return _python_error(text)
     first = _END.split(text, maxsplit=1)[0]
     message = " ".join(first.split()) or type(error).__name__
     context = _CONTEXT.search(text)
     if context is not None:
         begin = context["marks"].index("^")
         message += f" In: {context['line'][begin : len(context['marks'])].strip()}"
-    return message[:_MAX_CHARS]
+    return message
 
 
 def _python_error(text: str) -> str:
